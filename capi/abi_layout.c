@@ -360,6 +360,21 @@ FIELD(swv_load_options, allow_unexpected, 12, 4);
 FIELD(swv_load_options, cast, 16, 4);
 FIELD(swv_load_options, verify, 20, 4);
 
+SIZE(swv_load_pretrained_options, 40);
+FIELD(swv_load_pretrained_options, struct_size, 0, 8);
+FIELD(swv_load_pretrained_options, ignored, 8, 8);
+FIELD(swv_load_pretrained_options, num_ignored, 16, 8);
+FIELD(swv_load_pretrained_options, allow_missing, 24, 4);
+FIELD(swv_load_pretrained_options, allow_unexpected, 28, 4);
+FIELD(swv_load_pretrained_options, allow_unknown, 32, 4);
+
+SIZE(swv_save_pretrained_options, 40);
+FIELD(swv_save_pretrained_options, struct_size, 0, 8);
+FIELD(swv_save_pretrained_options, ignored, 8, 8);
+FIELD(swv_save_pretrained_options, num_ignored, 16, 8);
+FIELD(swv_save_pretrained_options, max_file_bytes, 24, 8);
+FIELD(swv_save_pretrained_options, dtype, 32, 4);
+
 SIZE(swv_zero_options, 32);
 FIELD(swv_zero_options, struct_size, 0, 8);
 FIELD(swv_zero_options, mesh_dim, 8, 8);

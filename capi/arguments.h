@@ -133,6 +133,10 @@ template <>
 inline constexpr size_t first_size<swv_checkpointer_options> = 28;
 template <>
 inline constexpr size_t first_size<swv_load_options> = 24;
+template <>
+inline constexpr size_t first_size<swv_load_pretrained_options> = 36;
+template <>
+inline constexpr size_t first_size<swv_save_pretrained_options> = 36;
 
 // How much of a struct both sides know, in bytes: `theirs` is the caller's struct_size, `ours` what
 // the initializer of this version says.

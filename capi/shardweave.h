@@ -2278,6 +2278,67 @@ SWV_API SWV_MUST_USE swv_status* swv_safetensors_write(const char* path, const c
                                                        const char* const* metadata,
                                                        size_t num_metadata);
 
+/* ---- Models of Hugging Face ---------------------------------------------------------------------
+ * Directories that transformers writes and reads: config.json, and weights in safetensors files (or, in
+ * older ones, pytorch_model.bin), into a module on any mesh under any plan, and back.
+ *
+ *   swv_read_pretrained_config("llama/", 0, &config);
+ *   swv_module_create_by_kind("llama", swv_string_data(config), &model);  // or the host's own, of it
+ *   swv_module_distribute(model, mesh, plan, NULL);
+ *   swv_module_load_pretrained(model, "llama/", mesh, NULL, NULL);        // each rank reads its parts
+ *   swv_module_save_pretrained(model, "tuned/", swv_string_data(config), mesh, NULL);
+ *
+ * A module has its parameters and buffers by the names that they have in memory, those of the library's
+ * model of that kind (swv_module_dump); they become those of the files. Tied weights are in files once.
+ * The directory is shared by all ranks. Errors are the same on all ranks, and leave the module and the
+ * disk as they were. */
+
+typedef struct swv_load_pretrained_options {
+  size_t struct_size;
+  const char* const* ignored; /* FQNs of tensors that are in no file: what the host computes */
+  size_t num_ignored;
+  swv_bool allow_missing;    /* what the files have not stays as it is (a classifier that is new) */
+  swv_bool allow_unexpected; /* what the module has not is no error */
+  swv_bool allow_unknown;    /* keys of config.json that nobody here knows are passed over */
+} swv_load_pretrained_options;
+#define SWV_LOAD_PRETRAINED_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_load_pretrained_options, allow_unknown), NULL, 0, 0, 0, 0}
+
+typedef struct swv_save_pretrained_options {
+  size_t struct_size;
+  const char* const* ignored; /* as above */
+  size_t num_ignored;
+  int64_t max_file_bytes; /* a file ends before a tensor with which it would have more; 1 or more */
+  swv_dtype dtype;        /* of floating-point tensors; SWV_DTYPE_DEFAULT: as they are */
+} swv_save_pretrained_options;
+#define SWV_SAVE_PRETRAINED_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_save_pretrained_options, dtype), NULL, 0, 5000000000, SWV_DTYPE_DEFAULT}
+
+/* config.json of `directory`, as it stands there, if it describes what a model of the library's
+ * computes; else SWV_CODE_INVALID_ARGUMENT, with line and key. SWV_CODE_NOT_FOUND without one. Sends
+ * nothing: for any thread. */
+SWV_API SWV_MUST_USE swv_status* swv_read_pretrained_config(const char* directory,
+                                                            swv_bool allow_unknown,
+                                                            swv_string** out_json);
+/* Values of parameters and buffers, in place, also of sharded and of fully sharded ones; another
+ * floating-point type is converted. `path`: a directory, or a file of weights (*.safetensors, an index,
+ * or *.bin, *.pt and *.pth by torch.save), or a directory of torch.distributed.checkpoint; without a
+ * config.json names are the module's. Before anything is changed: SWV_CODE_NOT_FOUND;
+ * SWV_CODE_INVALID_ARGUMENT with all that is missing, unexpected or of another shape or type in one
+ * message, for foreign and damaged files, for an ignored tensor that the module does not have, and for
+ * what differs between ranks; SWV_CODE_FAILED_PRECONDITION for a module without values (swv_module_materialize). out_json may be
+ * NULL: {"kind": "llama", "missing": [], "unexpected": [], "bytes_read": 96, "bytes_kept": 96}.
+ * COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_module_load_pretrained(
+    swv_module* module, const char* path, const swv_mesh* mesh,
+    const swv_load_pretrained_options* options, swv_string** out_json);
+/* A directory that is not there yet, which transformers loads: it is there whole, or not at all. Tensors
+ * are gathered one at a time. SWV_CODE_ALREADY_EXISTS; SWV_CODE_INVALID_ARGUMENT for the configuration
+ * of another model, with all names that differ; else as swv_checkpointer_save. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_module_save_pretrained(
+    const swv_module* module, const char* directory, const char* config_json, const swv_mesh* mesh,
+    const swv_save_pretrained_options* options);
+
 /* ---- Metrics ----------------------------------------------------------------------------------
  * The numbers of a run, step by step, for people and programs; usually of the first rank.
  *

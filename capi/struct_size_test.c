@@ -296,6 +296,33 @@ static swv_status* use_load_options(void* options) {
   swv_status_free(status);
   return NULL;
 }
+/* Nor are there files of a model. */
+static swv_status* use_load_pretrained_options(void* options) {
+  swv_module* module = NULL;
+  swv_status* status;
+  CHECK_OK(swv_module_create(&module));
+  status = swv_module_load_pretrained(module, checkpoints_path, mesh,
+                                      (swv_load_pretrained_options*)options, NULL);
+  swv_module_free(module);
+  if (swv_status_code(status) != SWV_CODE_NOT_FOUND) return status;
+  swv_status_free(status);
+  return NULL;
+}
+/* The directory is there, which is found out last. */
+static swv_status* use_save_pretrained_options(void* options) {
+  static const char kConfig[] =
+      "{\"model_type\": \"gpt2\", \"vocab_size\": 3, \"n_positions\": 2, \"n_embd\": 2, "
+      "\"n_layer\": 1, \"n_head\": 1}";
+  swv_module* module = NULL;
+  swv_status* status;
+  CHECK_OK(swv_module_create_by_kind("gpt2", kConfig, &module));
+  status = swv_module_save_pretrained(module, "/tmp", kConfig, mesh,
+                                      (swv_save_pretrained_options*)options);
+  swv_module_free(module);
+  if (swv_status_code(status) != SWV_CODE_ALREADY_EXISTS) return status;
+  swv_status_free(status);
+  return NULL;
+}
 struct run {
   swv_module *module, *reference;
   swv_tensor* x;
@@ -457,6 +484,8 @@ int main(void) {
   swv_loader_options loader = SWV_LOADER_OPTIONS_INIT;
   swv_checkpointer_options checkpointer = SWV_CHECKPOINTER_OPTIONS_INIT;
   swv_load_options load = SWV_LOAD_OPTIONS_INIT;
+  swv_load_pretrained_options load_pretrained = SWV_LOAD_PRETRAINED_OPTIONS_INIT;
+  swv_save_pretrained_options save_pretrained = SWV_SAVE_PRETRAINED_OPTIONS_INIT;
   FILE* tokens;
   char tokens_file[4200];
   const swv_backend backend = good_backend();
@@ -530,6 +559,8 @@ int main(void) {
   EVERY_SIZE(loader_options, loader, 0, 0);
   EVERY_SIZE(checkpointer_options, checkpointer, 0, 0);
   EVERY_SIZE(load_options, load, 0, 0);
+  EVERY_SIZE(load_pretrained_options, load_pretrained, 0, 0);
+  EVERY_SIZE(save_pretrained_options, save_pretrained, 0, 0);
 
   unlink(tokens_file);
   swv_tensor_free(parameter);

@@ -2,7 +2,7 @@
 # gofmt, go vet, staticcheck, C's warnings as errors, and all tests, with the race detector and with all checks of pointers
 # that C gets at once. What this machine cannot do is told, with the reason, in the last line too.
 set -euo pipefail
-export SHARDWEAVE_TRAIN_GPT=$PWD/$TRAIN_GPT SHARDWEAVE_SAME_MODEL=$PWD/tests/same_model
+export SHARDWEAVE_TRAIN_GPT=$PWD/$TRAIN_GPT SHARDWEAVE_SAME_MODEL=$PWD/tests/same_model SHARDWEAVE_REFERENCES=$PWD/modules
 run() { bindings/go/with_library.sh "$@"; }
 say() { printf '\n== %s\n' "$*"; }
 without=()

@@ -215,7 +215,7 @@ constexpr Fuzzer::Step Fuzzer::kSteps[] = {
     {&Fuzzer::observe, 13},        {&Fuzzer::data, 7},       {&Fuzzer::guided, 5},
     {&Fuzzer::backends, 4},        {&Fuzzer::contention, 4}, {&Fuzzer::dlpack, 4},
     {&Fuzzer::scripts, 4},         {&Fuzzer::ranks, 4},      {&Fuzzer::safetensors, 3},
-    {&Fuzzer::checkpoints, 1},     {&Fuzzer::metrics, 1},
+    {&Fuzzer::checkpoints, 1},     {&Fuzzer::metrics, 1},    {&Fuzzer::pretrained, 1},
 };
 
 void Fuzzer::step() {

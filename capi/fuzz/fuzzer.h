@@ -274,6 +274,7 @@ class Fuzzer {
   void checkpoints();
   void safetensors();
   void metrics();
+  void pretrained();
   void observe();
   void data();
   void ranks();

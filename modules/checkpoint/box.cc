@@ -1,6 +1,7 @@
 #include "shardweave/modules/checkpoint/box.h"
 
 #include <algorithm>
+#include <set>
 
 #include "shardweave/comm/str_cat.h"
 
@@ -44,6 +45,37 @@ bool contains(const Box& outer, const Box& inner) {
     }
   }
   return true;
+}
+
+std::optional<std::pair<size_t, size_t>> find_overlap(absl::Span<const Box> boxes) {
+  if (boxes.size() < 2) return std::nullopt;
+  // Sweeps along the dimension with the most different beginnings, with what is open there.
+  const size_t ndim = boxes[0].shape.size();
+  if (ndim == 0) return std::pair<size_t, size_t>(0, 1);
+  size_t along = 0;
+  size_t most = 0;
+  for (size_t d = 0; d < ndim; ++d) {
+    std::set<int64_t> begins;
+    for (const Box& box : boxes) begins.insert(box.offset[d]);
+    if (begins.size() > most) {
+      most = begins.size();
+      along = d;
+    }
+  }
+  std::vector<size_t> order(boxes.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  const auto begin = [&](size_t i) { return boxes[i].offset[along]; };
+  const auto end = [&](size_t i) { return begin(i) + boxes[i].shape[along]; };
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
+  std::vector<size_t> open;
+  for (const size_t i : order) {
+    std::erase_if(open, [&](size_t o) { return end(o) <= begin(i); });
+    for (const size_t o : open) {
+      if (intersect(boxes[o], boxes[i]).has_value()) return std::pair(o, i);
+    }
+    open.push_back(i);
+  }
+  return std::nullopt;
 }
 
 void for_each_run(const Box& common, const Box& from, const Box& to,

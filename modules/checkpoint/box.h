@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -33,6 +34,9 @@ Box whole_box(absl::Span<const int64_t> shape);
 // Nothing if they have no element in common, as when one is empty. Of numbers: the number.
 std::optional<Box> intersect(const Box& a, const Box& b);
 bool contains(const Box& outer, const Box& inner);
+// Which two of the boxes, of equally many dimensions and none empty, have an element in common; nothing if there are
+// none.
+std::optional<std::pair<size_t, size_t>> find_overlap(absl::Span<const Box> boxes);
 
 // `common` as it lies in two row-major arrays that hold the boxes `from` and `to`, both of which
 // contain it: run(place in from, place in to, length) for every run of elements that is one in both,

@@ -1,8 +1,6 @@
 #include "shardweave/modules/checkpoint/manifest.h"
 
-#include <algorithm>
 #include <optional>
-#include <set>
 
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/modules/checkpoint/checksum.h"
@@ -23,38 +21,6 @@ std::string checksum_line(std::string_view text) {
 
 Json to_list(const Dims& dims) {
   return std::vector<int64_t>(dims.begin(), dims.end());
-}
-
-// Two boxes with an element in common; nothing if there are none.
-std::optional<std::pair<size_t, size_t>> overlap(const std::vector<SavedPiece>& pieces) {
-  if (pieces.size() < 2) return std::nullopt;
-  // Sweeps along the dimension with the most different beginnings, with what is open there.
-  const size_t ndim = pieces[0].box.shape.size();
-  if (ndim == 0) return std::pair<size_t, size_t>(0, 1);
-  size_t along = 0;
-  size_t most = 0;
-  for (size_t d = 0; d < ndim; ++d) {
-    std::set<int64_t> begins;
-    for (const SavedPiece& piece : pieces) begins.insert(piece.box.offset[d]);
-    if (begins.size() > most) {
-      most = begins.size();
-      along = d;
-    }
-  }
-  std::vector<size_t> order(pieces.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  const auto begin = [&](size_t i) { return pieces[i].box.offset[along]; };
-  const auto end = [&](size_t i) { return begin(i) + pieces[i].box.shape[along]; };
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
-  std::vector<size_t> open;
-  for (const size_t i : order) {
-    std::erase_if(open, [&](size_t o) { return end(o) <= begin(i); });
-    for (const size_t o : open) {
-      if (intersect(pieces[o].box, pieces[i].box).has_value()) return std::pair(o, i);
-    }
-    open.push_back(i);
-  }
-  return std::nullopt;
 }
 
 absl::StatusOr<SavedPiece> parse_piece(const JsonPath& path, const Json& json,
@@ -136,7 +102,9 @@ absl::StatusOr<SavedTensor> parse_tensor(const std::string& name, const Json& js
     return unexpected({"tensors", name, "pieces"},
                       str_cat("all ", numel, " elements; these are ", held), pieces);
   }
-  if (const auto two = overlap(tensor.pieces)) {
+  std::vector<Box> boxes;
+  for (const SavedPiece& piece : tensor.pieces) boxes.push_back(piece.box);
+  if (const auto two = find_overlap(boxes)) {
     return unexpected({"tensors", name, "pieces", std::to_string(two->second)},
                       str_cat("a part that does not overlap piece ", two->first),
                       pieces[two->second]);

@@ -233,8 +233,9 @@ TEST(HuggingFaceTest, OlderAndNewerNamesAreRead) {
   std::map<std::string, at::Tensor> tied = all_of(reference("llama"));
   tied["lm_head.weight"] = at::zeros({29, 18});
   tied["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::zeros({2});
-  const std::map<std::string, std::string> paths = {
+  const std::vector<std::pair<std::string, std::string>> paths = {
       {"gpt2", variant("old", "gpt2", old)},
+      {"gpt2", reference("gpt2_bin")},  // a state dict of torch.save
       {"mixtral", variant("memory", "mixtral", memory)},
       {"llama", variant("tied", "llama", tied)}};
   for (const auto& [kind, path] : paths) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "ATen/core/Tensor.h"
@@ -18,6 +19,7 @@
 #include "shardweave/modules/checkpoint/agree.h"
 #include "shardweave/modules/checkpoint/safetensors_tensor.h"
 #include "shardweave/modules/checkpoint/snapshot.h"
+#include "shardweave/modules/checkpoint/torch_files.h"
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/hugging_face/pretrained.h"
 #include "shardweave/modules/nn/registry.h"
@@ -34,7 +36,10 @@ constexpr char kConfigName[] = "config.json";
 constexpr int64_t kMostConfigBytes = 100'000'000;
 
 bool is_file(const std::string& path) {
-  return path.ends_with(".safetensors") || path.ends_with(".json");
+  for (const char* end : {".safetensors", ".json", ".pt", ".pth", ".bin"}) {
+    if (path.ends_with(end)) return true;
+  }
+  return false;
 }
 
 absl::StatusOr<std::string> config_of(FileSystem& fs, const std::string& directory,
@@ -85,7 +90,7 @@ class Reader {
 absl::Status match(const std::string& path, std::string_view kind,
                    const std::vector<ModelTensor>& tensors, const LoadPretrainedOptions& options,
                    const std::shared_ptr<FileSystem>& fs, FileMatch& matched) {
-  const absl::StatusOr<std::vector<TensorSource>> there = safetensors_sources(path, fs);
+  const absl::StatusOr<std::vector<TensorSource>> there = weight_sources(path, fs);
   if (!there.ok()) return there.status();
   matched = match_files(kind, wanted_of(tensors), *there);
   FileMatch wrong = matched;
@@ -117,13 +122,26 @@ std::vector<uint64_t> sums_of(const std::vector<ModelTensor>& tensors, const std
 
 namespace hugging_face_internal {
 
-std::vector<ModelTensor> tensors_of(const torch::nn::Module& module, std::string_view kind) {
+std::vector<ModelTensor> tensors_of(const torch::nn::Module& module, std::string_view kind,
+                                    const std::vector<std::string>& ignored, const char* what) {
   std::vector<ModelTensor> tensors;
+  std::set<std::string_view> unmet(ignored.begin(), ignored.end());
   for (const Member& member : members_of(module)) {
+    bool is_ignored = false;
+    for (const std::string& fqn : member.fqns) {
+      if (std::find(ignored.begin(), ignored.end(), fqn) == ignored.end()) continue;
+      is_ignored = true;
+      unmet.erase(fqn);
+    }
+    if (is_ignored) continue;
     if (!member.tensor.defined() || is_made_by_configuration(kind, member.fqns[0])) continue;
     tensors.push_back({.name = member.fqns[0],
                        .tensor = member.tensor,
                        .aliases = {member.fqns.begin() + 1, member.fqns.end()}});
+  }
+  if (!unmet.empty()) {
+    throw Error(what, absl::InvalidArgumentError(
+                          str_cat("'", *unmet.begin(), "' is ignored, but the module has none")));
   }
   return tensors;
 }
@@ -188,7 +206,7 @@ LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& mod
   std::vector<ModelTensor> tensors;
   {
     Agreement agreement(*context, {.name = kLoad, .where = where});
-    tensors = tensors_of(module, result.kind);
+    tensors = tensors_of(module, result.kind, options.ignored, kLoad);
     const std::vector<uint64_t> sums = sums_of(tensors, path, *config, options);
     if (const std::optional<Difference> differs = agreement.reach(sums)) {
       const std::string which = differs->index < tensors.size()

@@ -29,6 +29,8 @@ struct ModelFilesOptions {
   // A file ends before a tensor with which it would have more; one that has more has a file of its own.
   int64_t max_file_bytes = 5'000'000'000;
   std::optional<at::ScalarType> dtype = {};  // of floating-point tensors; absent: as they are
+  std::vector<std::string> ignored =
+      {};  // of save_pretrained(): FQNs of tensors that are in no file
   // After each tensor of a file, with its bytes.
   std::function<void(int64_t bytes)> tensor_done = {};
   std::shared_ptr<FileSystem> file_system = {};  // null: POSIX

@@ -8,9 +8,9 @@
 //   ...
 //   save_pretrained("llama-tuned/", *model.module, config, mesh, {.dtype = at::kBFloat16});
 //
-// A directory has config.json (model_config.h) and safetensors files, with an index where there are several,
-// under the names that transformers writes, which are not always those in memory (names.h). Tied weights are
-// in files once. The directory is shared by all ranks.
+// A directory has config.json (model_config.h) and safetensors files, with an index where there are several (or
+// what older versions and PyTorch save: torch_files.h), under the names that transformers writes, which are not
+// always those in memory (names.h). Tied weights are in files once. The directory is shared by all ranks.
 //
 // Collective over the mesh, but read_pretrained_config(). Throws Error, the same on all ranks, with the rank in
 // front that has met it. Threads: as tensors.
@@ -43,6 +43,8 @@ struct LoadPretrainedOptions {
   bool allow_missing = false;     // stays as it is (a classifier that is new)
   bool allow_unexpected = false;  // is passed over
   ModelConfigRules config = {};
+  std::vector<std::string> ignored =
+      {};  // FQNs of tensors that are in no file, and stay as they are
   std::shared_ptr<FileSystem> file_system = {};  // null: POSIX
 };
 
@@ -56,12 +58,12 @@ struct LoadedPretrained {
 };
 
 // Values of parameters and buffers, in place; of another floating-point dtype they are converted. `path`: a
-// directory, or a safetensors file or an index of one, whose names are then those of the module, as in a directory
-// without config.json.
+// directory, or a file of weights (or an index of several), whose names are then those of the module, as in a
+// directory without config.json.
 //
 // Throws before anything is changed: NotFound; InvalidArgument for files that are no such, and with all that is
-// missing, unexpected, or of another shape or dtype in one message; FailedPrecondition for a module that
-// has no values yet (materialize()). Needs memory for this rank's part, a second time.
+// missing, unexpected, or of another shape or dtype in one message, or an ignored tensor that is not there;
+// FailedPrecondition for a module that has no values yet (materialize()). Needs memory for this rank's part, a second time.
 LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& module,
                                  const MeshPtr& mesh, const LoadPretrainedOptions& options = {},
                                  std::source_location where = std::source_location::current());
@@ -84,8 +86,11 @@ struct ModelTensor {
   at::Tensor tensor;
   std::vector<std::string> aliases;
 };
-// Parameters and buffers that are in files, each once.
-std::vector<ModelTensor> tensors_of(const torch::nn::Module& module, std::string_view kind);
+// Parameters and buffers that are in files, each once. Throws Error (InvalidArgument) as `what` for an ignored one that
+// the module does not have.
+std::vector<ModelTensor> tensors_of(const torch::nn::Module& module, std::string_view kind,
+                                    const std::vector<std::string>& ignored = {},
+                                    const char* what = "");
 std::vector<WantedTensor> wanted_of(const std::vector<ModelTensor>& tensors);
 
 }  // namespace hugging_face_internal

@@ -68,7 +68,10 @@ absl::Status check_same_model(const std::vector<WantedTensor>& described,
     const auto its = find(given, each.name);
     if (its == given.end()) {
       missing.push_back(each.name);
-    } else if (its->shape != each.shape || its->aliases != each.aliases) {
+    } else if (its->shape != each.shape ||
+               !std::all_of(its->aliases.begin(), its->aliases.end(), [&](const std::string& name) {
+                 return std::count(each.aliases.begin(), each.aliases.end(), name) > 0;
+               })) {  // a model may use a tensor twice without a name for that
       differing.push_back(each.name);
     }
   }
@@ -140,7 +143,7 @@ void save_pretrained(const std::string& directory, const torch::nn::Module& modu
     check(check_options(options));
     const absl::StatusOr<std::string> kind = model_kind(config_json);
     check(kind.status());
-    tensors = tensors_of(module, *kind);
+    tensors = tensors_of(module, *kind, options.ignored, kSave);
     const absl::StatusOr<std::vector<WantedTensor>> described = tensors_of_config(config_json);
     check(described.status());
     check(check_same_model(*described, wanted_of(tensors)));

@@ -21,6 +21,7 @@
 #include "shardweave/modules/checkpoint/rewrite_checkpoint.h"
 #include "shardweave/modules/checkpoint/safetensors_tensor.h"
 #include "shardweave/modules/checkpoint/tensor_source.h"
+#include "shardweave/modules/checkpoint/torch_files.h"
 #include "shardweave/modules/hugging_face/model_files.h"
 #include "shardweave/modules/hugging_face/pretrained.h"
 #include "shardweave/tools/progress/progress_bar.h"
@@ -35,7 +36,7 @@ using Words = std::vector<std::string>;
 
 // --- what is looked at ---------------------------------------------------------------------------
 
-// A checkpoint, or files of safetensors.
+// A checkpoint, or what others have saved.
 struct Opened {
   std::string path;
   std::optional<Manifest> manifest;
@@ -52,9 +53,17 @@ struct Opened {
   }
 };
 
+// Of weights; else it is a directory.
+bool names_file(const std::string& path) {
+  for (const char* end : {".safetensors", ".json", ".pt", ".pth", ".bin"}) {
+    if (path.ends_with(end)) return true;
+  }
+  return false;
+}
+
 absl::StatusOr<Opened> open_any(const std::string& path) {
   Opened opened{.path = path};
-  const bool is_file = path.ends_with(".safetensors") || path.ends_with(".json");
+  const bool is_file = names_file(path);
   const absl::StatusOr<std::string> checkpoint =
       is_file ? absl::StatusOr<std::string>(absl::NotFoundError("")) : find_checkpoint(path);
   if (!checkpoint.ok() && !absl::IsNotFound(checkpoint.status())) return checkpoint.status();
@@ -66,10 +75,9 @@ absl::StatusOr<Opened> open_any(const std::string& path) {
     opened.manifest = *std::move(manifest);
     tensors = checkpoint_sources(*checkpoint, *opened.manifest);
   } else {
-    tensors = safetensors_sources(path);
+    tensors = weight_sources(path);
     if (absl::IsNotFound(tensors.status()) && !is_file) {
-      return absl::NotFoundError(absl::StrCat("'", path,
-                                              "' has neither a checkpoint nor safetensors files: ",
+      return absl::NotFoundError(absl::StrCat("'", path, "' has neither a checkpoint nor weights: ",
                                               std::string(tensors.status().message())));
     }
   }
@@ -132,31 +140,31 @@ std::string printed(const CkptFlags& flags, const Json& json, const std::string&
 // Of bytes; where the work is long enough to be waited for.
 class Progress {
  public:
-  Progress(const std::string& title, int64_t total) : total_(std::max<int64_t>(total, 1)) {
+  Progress(const std::string& title, int64_t total, int64_t steps = 100)
+      : total_(std::max<int64_t>(total, 1)), steps_(std::max<int64_t>(steps, 1)) {
     constexpr int64_t kLong = int64_t{256} << 20;
     const bool terminal = ::isatty(STDERR_FILENO) != 0;
     if (!terminal && total < kLong) return;
     bar_ = std::make_unique<ProgressBar>(
         ProgressBarOptions{.title = title,
-                           .steps = kSteps,
+                           .steps = steps_,
                            .unit = "MB",
-                           .per_step = std::max<int64_t>(total / kSteps / 1'000'000, 1),
+                           .per_step = std::max<int64_t>(total / steps_ / 1'000'000, 1),
                            .out = &std::cerr,
                            .terminal = terminal});
   }
   void add(int64_t bytes) {
     done_ += bytes;
     if (bar_ == nullptr) return;
-    while (bar_->done() < kSteps &&
-           static_cast<double>(done_) * kSteps >=
+    while (bar_->done() < steps_ &&
+           static_cast<double>(done_) * static_cast<double>(steps_) >=
                static_cast<double>(total_) * static_cast<double>(bar_->done() + 1)) {
       bar_->step_done(size_of(done_));
     }
   }
 
  private:
-  static constexpr int64_t kSteps = 100;
-  const int64_t total_;
+  const int64_t total_, steps_;
   int64_t done_ = 0;
   std::unique_ptr<ProgressBar> bar_;
 };
@@ -249,9 +257,9 @@ Words check(const std::string& path, const std::shared_ptr<FileSystem>& fs) {
   if (!manifest.ok()) return {std::string(manifest.status().message())};
   int64_t total = 0;
   for (const auto& [name, file] : manifest->files) total += file.bytes;
-  Progress progress(absl::StrCat("reading ", path), total);
   Words errors;
   const auto count = static_cast<int64_t>(manifest->files.size());
+  Progress progress(absl::StrCat("reading ", path), total, /*steps=*/count);
   int64_t i = 0;
   for (const auto& [name, file] : manifest->files) {
     const absl::Status status =
@@ -432,32 +440,34 @@ absl::StatusOr<CkptOutcome> run_reshard(const Words& args, const CkptFlags& flag
   return write_checkpoint(args[1], *opened->manifest, opened->tensors, files, flags);
 }
 
+// A config.json, or a directory with one.
+absl::StatusOr<std::string> config_in(const std::string& path, const ModelConfigRules& rules) {
+  constexpr int64_t kMostBytes = 100'000'000;
+  if (!path.ends_with(".json")) return read_pretrained_config(path, rules);
+  absl::StatusOr<std::string> text =
+      read_file(*posix_file_system(), path, kMostBytes, Symlinks::kFollow);
+  if (!text.ok()) return text.status();
+  const absl::Status status = check_model_config(*text, rules);
+  if (status.ok()) return text;
+  return absl::Status(status.code(), absl::StrCat("'", path, "': ", std::string(status.message())));
+}
+
+// "": names stay as they are.
 absl::StatusOr<std::string> config_for(const Opened& opened, const CkptFlags& flags) {
+  const ModelConfigRules rules = {.allow_unknown = flags.allow_unknown};
   if (flags.config == "none") return std::string();
-  std::string text;
-  if (flags.config.empty()) {
-    const auto value = opened.manifest->values.find("config");
-    if (value == opened.manifest->values.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "'", opened.path,
-          "' has no value \"config\" that says which model it is; wanted --config=FILE (a "
-          "config.json, or a directory with one), or --config=none: names stay as they are"));
-    }
-    text = value->second;
-  } else if (flags.config.ends_with(".json")) {
-    absl::StatusOr<std::string> read =
-        read_file(*posix_file_system(), flags.config, 100'000'000, Symlinks::kFollow);
-    if (!read.ok()) return read.status();
-    text = *std::move(read);
-  } else {
-    return read_pretrained_config(flags.config, {.allow_unknown = flags.allow_unknown});
+  if (!flags.config.empty()) return config_in(flags.config, rules);
+  const auto value = opened.manifest->values.find("config");
+  if (value == opened.manifest->values.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", opened.path,
+        "' has no value \"config\" that says which model it is; wanted --config=FILE (a "
+        "config.json, or a directory with one), or --config=none: names stay as they are"));
   }
-  const absl::Status status = check_model_config(text, {.allow_unknown = flags.allow_unknown});
-  if (!status.ok()) {
-    return absl::Status(status.code(),
-                        absl::StrCat("the configuration: ", std::string(status.message())));
-  }
-  return text;
+  const absl::Status status = check_model_config(value->second, rules);
+  if (status.ok()) return value->second;
+  return absl::Status(status.code(), absl::StrCat("the checkpoint's value \"config\": ",
+                                                  std::string(status.message())));
 }
 
 // The checkpoint's tensors that the configuration's model has; all that is not as there is one error.
@@ -541,15 +551,28 @@ absl::StatusOr<CkptOutcome> run_export(const Words& args, const CkptFlags& flags
   return wrote(flags, args[1], tensors->size(), total);
 }
 
+// The configuration that says which model it is; "": none does.
+absl::StatusOr<std::string> config_of_import(const std::string& path, const CkptFlags& flags) {
+  if (flags.config == "none") return std::string();
+  const ModelConfigRules rules = {.allow_unknown = flags.allow_unknown};
+  if (!flags.config.empty()) return config_in(flags.config, rules);
+  if (names_file(path)) return std::string();
+  absl::StatusOr<std::string> config = read_pretrained_config(path, rules);
+  if (absl::IsNotFound(config.status())) return std::string();
+  return config;
+}
+
 absl::StatusOr<CkptOutcome> run_import(const Words& args, const CkptFlags& flags) {
-  const absl::StatusOr<std::vector<TensorSource>> there = safetensors_sources(args[0]);
+  absl::StatusOr<std::vector<TensorSource>> there = weight_sources(args[0]);
   if (!there.ok()) return there.status();
+  const absl::StatusOr<std::string> config = config_of_import(args[0], flags);
+  if (!config.ok()) return config.status();
   Manifest about{.step = flags.step};
   std::vector<TensorSource> tensors;
-  const bool is_file = args[0].ends_with(".safetensors") || args[0].ends_with(".json");
-  absl::StatusOr<std::string> config = absl::NotFoundError("");
-  if (!is_file) config = read_pretrained_config(args[0], {.allow_unknown = flags.allow_unknown});
-  if (config.ok()) {
+  if (config->empty()) {
+    tensors = *std::move(there);
+    for (TensorSource& tensor : tensors) tensor.name = flags.prefix + tensor.name;
+  } else {
     const absl::StatusOr<std::vector<WantedTensor>> wanted = tensors_of_config(*config);
     if (!wanted.ok()) return wanted.status();
     FileMatch match = match_files(*model_kind(*config), *wanted, *there);
@@ -567,11 +590,6 @@ absl::StatusOr<CkptOutcome> run_import(const Words& args, const CkptFlags& flags
     const absl::StatusOr<std::string> value = normalized_json(*config);
     if (!value.ok()) return value.status();
     about.values["config"] = *value;
-  } else if (absl::IsNotFound(config.status())) {
-    tensors = *there;
-    for (TensorSource& tensor : tensors) tensor.name = flags.prefix + tensor.name;
-  } else {
-    return config.status();
   }
   return write_checkpoint(args[1], about, tensors, std::max<int64_t>(1, flags.files), flags);
 }
@@ -590,15 +608,16 @@ struct Command {
 constexpr Command kCommands[] = {
     {"ls", "PATH", 1, 1, "the checkpoints of a directory: step, size, tensors, files", run_ls},
     {"show", "PATH [TEXT]", 1, 2,
-     "tensors (those with TEXT in their names), and values; of safetensors files, too", run_show},
+     "tensors (those with TEXT in their names), and values; of what import takes, too", run_show},
     {"fsck", "PATH", 1, 1, "reads every byte, and compares checksums (exit code 2)", run_fsck},
     {"diff", "PATH PATH", 2, 2,
-     "names, shapes, dtypes and values; of safetensors files, too (exit code 2)", run_diff},
+     "names, shapes, dtypes and values; of what import takes, too (exit code 2)", run_diff},
     {"reshard", "PATH DIR", 2, 2, "the same checkpoint in --files=N files, into DIR/step-N",
      run_reshard},
     {"export", "PATH DIR", 2, 2, "the model, as transformers loads it: --config, --dtype",
      run_export},
-    {"import", "DIR DIR", 2, 2, "of transformers' directory a checkpoint: --files, --step",
+    {"import", "PATH DIR", 2, 2,
+     "a checkpoint of transformers' directory, a file of torch.save, a directory of DCP",
      run_import},
 };
 

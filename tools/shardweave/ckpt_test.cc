@@ -215,6 +215,22 @@ TEST(CkptTest, ImportsAndExportsWhatTransformersHasWritten) {
   }
 }
 
+TEST(CkptTest, ImportsWhatPyTorchHasSaved) {
+  const std::string reference = kReferences;
+  const std::string bin = temporary("of_bin"), dcp = temporary("of_dcp"),
+                    plain = temporary("plain");
+  EXPECT_EQ(ckpt({"diff", reference + "gpt2_bin/pytorch_model.bin", reference + "gpt2"}).code, 0);
+  EXPECT_EQ(ckpt({"import", reference + "gpt2_bin", bin}).code, 0);
+  EXPECT_EQ(ckpt({"export", bin, plain}).code, 0);
+  EXPECT_EQ(ckpt({"diff", plain, reference + "gpt2"}).code, 0);
+  // Under its own names: "model." is in them.
+  const Ran ran = ckpt({"import", reference + "llama_dcp", dcp, "--prefix=", "--files=3"});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  const std::string out = temporary("out_of_dcp");
+  EXPECT_EQ(ckpt({"export", dcp, out, "--config=" + reference + "llama"}).code, 0);
+  EXPECT_EQ(ckpt({"diff", out, reference + "llama"}).code, 0);
+}
+
 TEST(CkptTest, SaysWhatIsWrong) {
   const std::string run = saved_run("wrong"), nowhere = temporary("nowhere");
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
@@ -230,7 +246,10 @@ TEST(CkptTest, SaysWhatIsWrong) {
       {{"export", run, nowhere, "--config=none", "--prefix=other."}, "no tensor \"other."},
       {{"export", run, nowhere, "--config=none", "--dtype=int8"}, "--dtype=int8"},
       {{"export", std::string(kReferences) + "gpt2", nowhere}, "is no checkpoint"},
-      {{"import", run, nowhere}, "nor one *.safetensors"}};
+      {{"import", run, nowhere}, "nor one *.safetensors"},
+      {{"import", std::string(kReferences) + "gpt2_bin", nowhere,
+        "--config=" + std::string(kReferences) + "vit/config.json"},
+       "missing: vit.embeddings"}};
   for (const auto& [args, message] : wrong) {
     const Ran ran = ckpt(args);
     EXPECT_EQ(ran.code, 1);

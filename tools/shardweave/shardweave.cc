@@ -65,9 +65,9 @@ ABSL_FLAG(std::string, out, "", "of auto-plan: where the plan goes (JSON)");
 ABSL_FLAG(bool, json, false, "print JSON");
 ABSL_FLAG(int64_t, files, 0, "of ckpt reshard and import: how many; default: as many, or 1");
 ABSL_FLAG(int64_t, step, 0, "of ckpt import: the checkpoint's");
-ABSL_FLAG(
-    std::string, config, "",
-    "of ckpt export: a config.json, a directory with one, or none; default: the checkpoint's");
+ABSL_FLAG(std::string, config, "",
+          "of ckpt export and import: a config.json, a directory with one, or none; default: the "
+          "checkpoint's or the directory's");
 ABSL_FLAG(std::string, prefix, "model.",
           "of ckpt export and import: how names of the model begin in a checkpoint");
 ABSL_FLAG(std::string, dtype, "", "of ckpt export: bfloat16, ...; default: as it is");
@@ -112,8 +112,8 @@ Of checkpoints:
   --out=FILE        auto-plan: writes the plan there, as --plan takes it
   --files=N         ckpt reshard, import: how many (default: as many as there are, or 1)
   --step=N          ckpt import: the checkpoint's (default: 0)
-  --config=FILE     ckpt export: a config.json, a directory with one, or none: names stay as they
-                    are (default: the checkpoint's value "config")
+  --config=FILE     ckpt export, import: a config.json, a directory with one, or none: names stay as
+                    they are (default: the checkpoint's value "config", or the directory's)
   --prefix=TEXT     ckpt export, import: names of the model in a checkpoint (default: model.)
   --dtype=DTYPE     ckpt export: float32, bfloat16, float16 or float64 (default: as it is)
   --max_file_bytes=N ckpt export: above it there are several files and an index (default: 5e9)

@@ -1,4 +1,4 @@
-// Safetensors files, their indices and manifests, from bytes that anybody may have written: what is
+// Safetensors files, their indices, manifests, pickles and archives by torch.save, from bytes that anybody may have written: what is
 // accepted is consistent, and all of it can be read; everything else is an error.
 //
 //   ./bazelw run //modules/checkpoint/fuzz:parsers -- --seconds=3600 --seed=7
@@ -17,9 +17,12 @@
 #include <utility>
 #include <vector>
 
+#include "caffe2/serialize/inline_container.h"
 #include "shardweave/modules/checkpoint/manifest.h"
+#include "shardweave/modules/checkpoint/pickle.h"
 #include "shardweave/modules/checkpoint/safetensors.h"
 #include "shardweave/modules/checkpoint/safetensors_index.h"
+#include "shardweave/modules/checkpoint/torch_files.h"
 
 namespace shardweave {
 namespace {
@@ -119,14 +122,44 @@ void try_manifest(const std::string& text) {
   require(again.ok() && *again == *manifest, "a manifest that does not come back");
 }
 
+void try_pickle(const std::string& bytes) {
+  const auto pickle = checkpoint_internal::Pickle::parse(bytes, size_t{16} << 20);
+  if (!pickle.ok()) {
+    require(pickle.status().message().find("at byte ") != std::string::npos, "an error of nowhere");
+    return;
+  }
+  ++accepted;
+  (void)pickle->value().entry("w");
+}
+
+void try_torch_save(const std::string& bytes) {
+  const auto sources = torch_save_sources("x.pt", std::make_shared<OneFile>(bytes));
+  if (!sources.ok()) {
+    require(sources.status().message().find("'x.pt'") != std::string::npos, "an error of no file");
+    return;
+  }
+  ++accepted;
+  std::vector<char> all;
+  for (const TensorSource& source : *sources) {
+    require(source.bytes() <= static_cast<int64_t>(bytes.size()), "more than there is");
+    all.resize(static_cast<size_t>(source.bytes()));
+    const Box whole = whole_box(source.shape);
+    require(source.read(whole, whole, all.data()).ok(), "a tensor that cannot be read");
+  }
+}
+
 void try_all(const std::string& bytes) {
   if (bytes.empty()) return;
   const std::string rest = bytes.substr(1);
-  switch (static_cast<unsigned char>(bytes[0]) % 3) {
+  switch (static_cast<unsigned char>(bytes[0]) % 5) {
     case 0:
       return try_safetensors(rest);
     case 1:
       return try_manifest(rest);
+    case 3:
+      return try_pickle(rest);
+    case 4:
+      return try_torch_save(rest);
     default:
       if (const auto index = parse_safetensors_index(rest); index.ok()) {
         ++accepted;
@@ -139,8 +172,34 @@ void try_all(const std::string& bytes) {
 
 #ifndef SHARDWEAVE_LIBFUZZER
 
+// By protocol 2, which torch.save writes; of a tensor of three numbers from the second on, under two names.
+std::string pickled() {
+  const auto text = [](const std::string& value) {
+    return std::string("X") + static_cast<char>(value.size()) + std::string(3, '\0') + value;
+  };
+  return "\x80\x02}q" + std::string(1, '\0') + "(" + text("w") +
+         "ctorch._utils\n_rebuild_tensor_v2\nq\x01((" + text("storage") + "ctorch\nFloatStorage\n" +
+         text("0") + text("cpu") + "K\x04tQK\x01K\x03\x85K\x01\x85\x89" +
+         "ccollections\nOrderedDict\n)RtRq\x02" + text("v") + "h\x02" + text("n") +
+         "J\xff\xff\xff\xffu.";
+}
+std::string archived() {
+  std::string bytes;
+  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
+    bytes.append(static_cast<const char*>(data), size);
+    return size;
+  });
+  const std::string pickle = pickled();
+  const float values[] = {1, 2, 3, 4};
+  writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+  writer.writeRecord("byteorder", "little", 6);
+  writer.writeRecord("data/0", values, sizeof(values));
+  writer.writeEndOfFile();
+  return bytes;
+}
+
 std::vector<std::string> seeds() {
-  std::vector<std::string> result;
+  std::vector<std::string> result = {"\x03" + pickled(), "\x04" + archived()};
   const auto safetensors = [&](const std::string& header, size_t data) {
     const uint64_t size = header.size();
     result.push_back(std::string(1, '\0') + std::string(reinterpret_cast<const char*>(&size), 8) +
@@ -192,7 +251,16 @@ std::string changed(std::string bytes, std::mt19937_64& random) {
                                         "4294967296",
                                         "\\u0000",
                                         "\"F64\"",
-                                        "2"};
+                                        "2",
+                                        "t",
+                                        "(",
+                                        "R",
+                                        "b",
+                                        "Q",
+                                        "h\x02",
+                                        "q\x02",
+                                        "\x8a\x08",
+                                        "\xff\xff\xff\xff"};
   for (uint64_t i = 0; i <= random() % 4; ++i) {
     const size_t at = random() % bytes.size();
     const size_t many = 1 + random() % 4;

@@ -3,6 +3,8 @@
 //
 //	go run ./examples/train_llama --model=FOLDER          # with config.json and *.safetensors
 //	go run ./examples/train_llama --mesh=dp=1,tp=4 --check  # a small one with random weights
+//	go run ./examples/train_llama --save=run --save_every=10
+//	go run ./examples/train_llama --resume=run --mesh=tp=2  # goes on, on any mesh
 //
 // The model is in model.go; here: the command line, and the training. Texts are taken byte by byte, as there is no
 // tokenizer: what the example shows is the sharding.
@@ -40,7 +42,9 @@ const plan = `{"parameter": {
 // settings is what the command line asks for.
 type settings struct {
 	model, mesh, backend, data string
+	save, resume               string // directories of checkpoints; "": none
 	steps, batch, seq          int64
+	saveEvery                  int64 // steps; 0: only at the end
 	lr                         float64
 	seed                       uint64
 	timeout                    time.Duration
@@ -56,7 +60,10 @@ func run(args []string) int {
 	flags.StringVar(&s.mesh, "mesh", "dp=2,tp=2", "how the ranks are arranged: dp (data parallel) times tp (tensor parallel)")
 	flags.StringVar(&s.backend, "backend", "", "inproc: ranks are goroutines; gloo: ranks are processes, started here; default: those of a launcher, else goroutines")
 	flags.StringVar(&s.data, "data", "/usr/share/common-licenses/GPL-3", "the text to train on")
-	flags.Int64Var(&s.steps, "steps", 30, "training steps")
+	flags.StringVar(&s.save, "save", "", "a directory, of all ranks, that gets a checkpoint after the last step")
+	flags.Int64Var(&s.saveEvery, "save_every", 0, "with --save: also after so many steps, each time, beside training; 0: at the end only")
+	flags.StringVar(&s.resume, "resume", "", "goes on from the newest checkpoint of this directory, on any --mesh")
+	flags.Int64Var(&s.steps, "steps", 30, "training steps, with those of the run that --resume goes on with")
 	flags.Int64Var(&s.batch, "batch", 8, "sequences per step, over all ranks")
 	flags.Int64Var(&s.seq, "seq", 32, "bytes per sequence")
 	flags.Float64Var(&s.lr, "lr", 1e-3, "the largest learning rate of AdamW")
@@ -93,6 +100,8 @@ func (s *settings) dims(rest []string) ([]sw.MeshDim, error) {
 		return nil, fmt.Errorf("--steps=%d --batch=%d --seq=%d: wanted 1 or more", s.steps, s.batch, s.seq)
 	case !(s.lr > 0) || math.IsInf(s.lr, 0) || s.timeout <= 0:
 		return nil, fmt.Errorf("--lr=%g --timeout=%v: wanted numbers above 0", s.lr, s.timeout)
+	case s.saveEvery < 0 || s.saveEvery > 0 && s.save == "":
+		return nil, fmt.Errorf("--save_every=%d: wanted --save, too, and 0 or more", s.saveEvery)
 	case s.backend != "" && s.backend != "inproc" && s.backend != "gloo":
 		return nil, fmt.Errorf("--backend=%s: wanted inproc or gloo", s.backend)
 	}
@@ -151,20 +160,20 @@ func (s *settings) rank(w *sw.World, dims []sw.MeshDim) error {
 		return err
 	}
 	began := time.Now()
-	losses, err := s.train(w, mesh, text)
+	before, losses, err := s.train(w, mesh, text)
 	if err != nil || w.Rank() != 0 {
 		return err
 	}
 	result := map[string]any{"ranks": w.Size(), "first_loss": losses[0], "last_loss": losses[len(losses)-1],
-		"tokens_per_second": float64(s.steps*s.batch*s.seq) / time.Since(began).Seconds()}
+		"tokens_per_second": float64(int64(len(losses))*s.batch*s.seq) / time.Since(began).Seconds()}
 	if s.check {
-		alone, err := s.train(w, nil, text)
+		_, alone, err := s.train(w, nil, text)
 		if err != nil {
 			return err
 		}
 		largest := 0.0
 		for i := range losses {
-			largest = math.Max(largest, math.Abs(losses[i]-alone[i])) // NaN if one is
+			largest = math.Max(largest, math.Abs(losses[i]-alone[before+int64(i)])) // NaN if one is
 		}
 		fmt.Fprintf(os.Stderr, "largest difference between the losses of a step: %.6g\n", largest)
 		result["max_loss_diff"] = largest
@@ -175,37 +184,98 @@ func (s *settings) rank(w *sw.World, dims []sw.MeshDim) error {
 	return nil
 }
 
-// train has the loss of every step; on one device if there is no mesh.
-func (s *settings) train(w *sw.World, mesh *sw.Mesh, text []byte) ([]float64, error) {
+// checkpoints are what a run saves, and goes on from. The zero one has none.
+type checkpoints struct {
+	state        *sw.State
+	checkpointer *sw.Checkpointer // nil: nothing is saved
+}
+
+// newCheckpoints goes on, and says after which step.
+func (s *settings) newCheckpoints(m *llama, optimizer *sw.Optimizer, mesh *sw.Mesh) (c checkpoints, before int64, err error) {
+	if c.state, err = sw.NewState(mesh); err != nil {
+		return c, 0, err
+	}
+	// What a run needs to go on; batches and learning rates follow from the step.
+	for _, err := range []error{c.state.AddModule("model.", m.Module), c.state.AddOptimizer("optimizer.", optimizer, m.Module),
+		c.state.AddRandom("random", mesh)} {
+		if err != nil {
+			return c, 0, err
+		}
+	}
+	if s.resume != "" {
+		loaded, err := c.state.Load(s.resume, mesh)
+		if err != nil {
+			return c, 0, err
+		}
+		before = loaded.Step
+	}
+	if s.save != "" {
+		c.checkpointer, err = sw.NewCheckpointer(mesh, s.save)
+	}
+	return c, before, err
+}
+
+// stepDone saves beside training, and at the end.
+func (c checkpoints) stepDone(done int64, s *settings) (err error) {
+	switch {
+	case c.checkpointer == nil:
+	case done == s.steps:
+		err = c.checkpointer.Save(done, c.state)
+	case s.saveEvery > 0 && done%s.saveEvery == 0:
+		_, err = c.checkpointer.SaveAsync(done, c.state)
+	}
+	return err
+}
+
+func (c checkpoints) Close() {
+	c.checkpointer.Close()
+	c.state.Close()
+}
+
+// train has the loss of every step, after the one that a run goes on from; on one device if there is no mesh: then nothing is
+// saved, nor gone on from.
+func (s *settings) train(w *sw.World, mesh *sw.Mesh, text []byte) (before int64, losses []float64, err error) {
 	m, err := s.load(w)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer m.Close()
 	if mesh != nil {
 		p, err := sw.ParsePlan(plan)
 		if err != nil {
-			return nil, err
+			return 0, nil, err
 		}
 		if err := m.Distribute(mesh, p, sw.SameEverywhere); err != nil {
-			return nil, err
+			return 0, nil, err
 		}
 	}
 	parameters, err := m.Parameters()
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	optimizer, err := sw.NewAdamW(sw.Tensors(parameters), s.lr)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer optimizer.Close()
 	scheduler, err := sw.NewScheduler(sw.CosineSchedule(s.steps/10, s.steps, 0.1), optimizer)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
-	var losses []float64
-	for step := int64(0); step < s.steps; step++ {
+	var saved checkpoints
+	if mesh != nil {
+		if saved, before, err = s.newCheckpoints(m, optimizer, mesh); err != nil {
+			return 0, nil, err
+		}
+		defer saved.Close()
+	}
+	if before >= s.steps {
+		return 0, nil, fmt.Errorf("--steps=%d: wanted more than %d, as --resume has", s.steps, before)
+	}
+	if err := scheduler.SetStep(before); err != nil {
+		return 0, nil, err
+	}
+	for step := before; step < s.steps; step++ {
 		err := w.Scope(func() error { // whose tensors end with it
 			tokens, targets := s.batchOf(w, mesh, text, step, m.config.VocabSize)
 			loss := m.loss(tokens, targets)
@@ -227,14 +297,17 @@ func (s *settings) train(w *sw.World, mesh *sw.Mesh, text []byte) ([]float64, er
 			losses = append(losses, value)
 			return err
 		})
+		if err == nil {
+			err = saved.stepDone(step+1, s)
+		}
 		if err != nil {
-			return nil, fmt.Errorf("training step %d of %d: %w", step+1, s.steps, err)
+			return 0, nil, fmt.Errorf("training step %d of %d: %w", step+1, s.steps, err)
 		}
 		if w.Rank() == 0 && (step%10 == 0 || step == s.steps-1) {
-			fmt.Fprintf(os.Stderr, "step %d/%d  loss %.4f\n", step+1, s.steps, losses[step])
+			fmt.Fprintf(os.Stderr, "step %d/%d  loss %.4f\n", step+1, s.steps, losses[len(losses)-1])
 		}
 	}
-	return losses, nil
+	return before, losses, nil
 }
 
 // load makes the model, with the weights of the files, or random ones: the same on every rank.

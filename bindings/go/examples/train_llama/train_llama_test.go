@@ -188,6 +188,25 @@ func TestRandomWeights(t *testing.T) {
 	}
 }
 
+// With the losses that the run without a break has, on other meshes.
+func TestARunGoesOn(t *testing.T) {
+	directory := filepath.Join(t.TempDir(), "run")
+	args := []string{"--model=" + plain(t), "--data=" + text(t), "--backend=inproc", "--steps=4", "--batch=3", "--seq=8", "--lr=0.01"}
+	whole := trained(t, append(args, "--mesh=dp=2,tp=2", "--save="+directory, "--save_every=2")...)
+	if _, messages, code := program(t, append(args, "--mesh=tp=2", "--resume="+directory)...); code != exitFailed || !strings.Contains(messages, "wanted more than 4, as --resume has") {
+		t.Errorf("%d, %s", code, messages)
+	}
+	if err := os.RemoveAll(filepath.Join(directory, "step-000004")); err != nil {
+		t.Fatal(err)
+	}
+	for _, mesh := range []string{"tp=3", "dp=1", "dp=2,tp=2"} {
+		rest := trained(t, append(args, "--mesh="+mesh, "--check", "--resume="+directory)...)
+		if !(*rest.MaxLossDiff <= 1e-5*whole.FirstLoss) || math.Abs(rest.LastLoss-whole.LastLoss) > 1e-5*whole.LastLoss || !(rest.FirstLoss < whole.FirstLoss) {
+			t.Errorf("%s: %+v (%v), wanted %+v", mesh, rest, *rest.MaxLossDiff, whole)
+		}
+	}
+}
+
 func TestWhatIsWrong(t *testing.T) {
 	data := text(t)
 	bad := func(config string) string {
@@ -211,6 +230,9 @@ func TestWhatIsWrong(t *testing.T) {
 		"more":              {"--mesh=dp=2,tp=2,x=2", "wanted dp=2,tp=2", exitUsage},
 		"steps":             {"--steps=0", "--steps=0", exitUsage},
 		"a rate":            {"--lr=NaN", "--lr=NaN", exitUsage},
+		"saves of none":     {"--save_every=2", "wanted --save, too", exitUsage},
+		"no run":            {"--resume=/dev/null/run", "State.Load: ", exitFailed},
+		"no place":          {"--save=/dev/null/run", "Checkpointer.Save: ", exitFailed},
 		"a backend":         {"--backend=nccl", "--backend=nccl: wanted inproc or gloo", exitUsage},
 		"no flag":           {"more", "'more': wanted flags only", exitUsage},
 		"an unknown flag":   {"--nonsense", "nonsense", exitUsage},

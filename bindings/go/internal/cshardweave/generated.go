@@ -192,6 +192,7 @@ const (
 	DefaultLoaderBatch                   = 1
 	DefaultLoaderNumParts                = 1
 	DefaultLoaderPrefetch                = 2
+	DefaultSavePretrainedMaxFileBytes    = 5000000000
 )
 
 // CollectiveNames names swv_collective_kind, by its numbers.

@@ -241,6 +241,36 @@ static inline swv_status* swvgo_metrics_writer_write(swv_metrics_writer* writer,
   return swv_metrics_writer_write(writer, step, texts, values, num_metrics);
 }
 
+static inline swv_status* swvgo_module_load_pretrained(swv_module* module, const char* path,
+                                                       const swv_mesh* mesh, const char* ignored,
+                                                       size_t num_ignored, swv_bool allow_missing,
+                                                       swv_bool allow_unexpected,
+                                                       swv_bool allow_unknown,
+                                                       swv_string** out_json) {
+  const char* texts[num_ignored + 1];
+  swv_load_pretrained_options options = SWV_LOAD_PRETRAINED_OPTIONS_INIT;
+  swvgo_texts(ignored, num_ignored, texts);
+  options.ignored = texts;
+  options.num_ignored = num_ignored;
+  options.allow_missing = allow_missing;
+  options.allow_unexpected = allow_unexpected;
+  options.allow_unknown = allow_unknown;
+  return swv_module_load_pretrained(module, path, mesh, &options, out_json);
+}
+
+static inline swv_status* swvgo_module_save_pretrained(
+    const swv_module* module, const char* directory, const char* config_json, const swv_mesh* mesh,
+    const char* ignored, size_t num_ignored, int64_t max_file_bytes, swv_dtype dtype) {
+  const char* texts[num_ignored + 1];
+  swv_save_pretrained_options options = SWV_SAVE_PRETRAINED_OPTIONS_INIT;
+  swvgo_texts(ignored, num_ignored, texts);
+  options.ignored = texts;
+  options.num_ignored = num_ignored;
+  options.max_file_bytes = max_file_bytes;
+  options.dtype = dtype;
+  return swv_module_save_pretrained(module, directory, config_json, mesh, &options);
+}
+
 static inline swv_status* swvgo_state_load(swv_state* state, const char* path, const swv_mesh* mesh,
                                            swv_bool allow_missing, swv_bool allow_unexpected,
                                            swv_bool cast, swv_bool verify, swv_string** out_json) {

@@ -3171,6 +3171,64 @@ extern "C" {
         num_metadata: usize,
     ) -> *mut swv_status;
 }
+#[doc = " ---- Models of Hugging Face ---------------------------------------------------------------------\n Directories that transformers writes and reads: config.json, and weights in safetensors files (or, in\n older ones, pytorch_model.bin), into a module on any mesh under any plan, and back.\n\n   swv_read_pretrained_config(\"llama/\", 0, &config);\n   swv_module_create_by_kind(\"llama\", swv_string_data(config), &model);  // or the host's own, of it\n   swv_module_distribute(model, mesh, plan, NULL);\n   swv_module_load_pretrained(model, \"llama/\", mesh, NULL, NULL);        // each rank reads its parts\n   swv_module_save_pretrained(model, \"tuned/\", swv_string_data(config), mesh, NULL);\n\n A module has its parameters and buffers by the names that they have in memory, those of the library's\n model of that kind (swv_module_dump); they become those of the files. Tied weights are in files once.\n The directory is shared by all ranks. Errors are the same on all ranks, and leave the module and the\n disk as they were."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_load_pretrained_options {
+    pub struct_size: usize,
+    #[doc = " FQNs of tensors that are in no file: what the host computes"]
+    pub ignored: *const *const ::std::os::raw::c_char,
+    pub num_ignored: usize,
+    #[doc = " what the files have not stays as it is (a classifier that is new)"]
+    pub allow_missing: swv_bool,
+    #[doc = " what the module has not is no error"]
+    pub allow_unexpected: swv_bool,
+    #[doc = " keys of config.json that nobody here knows are passed over"]
+    pub allow_unknown: swv_bool,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_save_pretrained_options {
+    pub struct_size: usize,
+    #[doc = " as above"]
+    pub ignored: *const *const ::std::os::raw::c_char,
+    pub num_ignored: usize,
+    #[doc = " a file ends before a tensor with which it would have more; 1 or more"]
+    pub max_file_bytes: i64,
+    #[doc = " of floating-point tensors; SWV_DTYPE_DEFAULT: as they are"]
+    pub dtype: swv_dtype,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " config.json of `directory`, as it stands there, if it describes what a model of the library's\n computes; else SWV_CODE_INVALID_ARGUMENT, with line and key. SWV_CODE_NOT_FOUND without one. Sends\n nothing: for any thread."]
+    pub fn swv_read_pretrained_config(
+        directory: *const ::std::os::raw::c_char,
+        allow_unknown: swv_bool,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Values of parameters and buffers, in place, also of sharded and of fully sharded ones; another\n floating-point type is converted. `path`: a directory, or a file of weights (*.safetensors, an index,\n or *.bin, *.pt and *.pth by torch.save), or a directory of torch.distributed.checkpoint; without a\n config.json names are the module's. Before anything is changed: SWV_CODE_NOT_FOUND;\n SWV_CODE_INVALID_ARGUMENT with all that is missing, unexpected or of another shape or type in one\n message, for foreign and damaged files, for an ignored tensor that the module does not have, and for\n what differs between ranks; SWV_CODE_FAILED_PRECONDITION for a module without values (swv_module_materialize). out_json may be\n NULL: {\"kind\": \"llama\", \"missing\": [], \"unexpected\": [], \"bytes_read\": 96, \"bytes_kept\": 96}.\n COLLECTIVE."]
+    pub fn swv_module_load_pretrained(
+        module: *mut swv_module,
+        path: *const ::std::os::raw::c_char,
+        mesh: *const swv_mesh,
+        options: *const swv_load_pretrained_options,
+        out_json: *mut *mut swv_string,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " A directory that is not there yet, which transformers loads: it is there whole, or not at all. Tensors\n are gathered one at a time. SWV_CODE_ALREADY_EXISTS; SWV_CODE_INVALID_ARGUMENT for the configuration\n of another model, with all names that differ; else as swv_checkpointer_save. COLLECTIVE."]
+    pub fn swv_module_save_pretrained(
+        module: *const swv_module,
+        directory: *const ::std::os::raw::c_char,
+        config_json: *const ::std::os::raw::c_char,
+        mesh: *const swv_mesh,
+        options: *const swv_save_pretrained_options,
+    ) -> *mut swv_status;
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_metrics_writer {

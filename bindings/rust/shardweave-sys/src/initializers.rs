@@ -337,6 +337,23 @@ pub const SWV_LOAD_OPTIONS_INIT: swv_load_options = swv_load_options {
     verify: 0,
 };
 
+pub const SWV_LOAD_PRETRAINED_OPTIONS_INIT: swv_load_pretrained_options = swv_load_pretrained_options {
+    struct_size: 36,
+    ignored: ptr::null(),
+    num_ignored: 0,
+    allow_missing: 0,
+    allow_unexpected: 0,
+    allow_unknown: 0,
+};
+
+pub const SWV_SAVE_PRETRAINED_OPTIONS_INIT: swv_save_pretrained_options = swv_save_pretrained_options {
+    struct_size: 36,
+    ignored: ptr::null(),
+    num_ignored: 0,
+    max_file_bytes: 5000000000,
+    dtype: SWV_DTYPE_DEFAULT,
+};
+
 pub const SWV_DISPATCH_COUNTERS_INIT: swv_dispatch_counters = swv_dispatch_counters {
     struct_size: 64,
     operators: 0,

@@ -350,6 +350,10 @@ layouts! {
     }
     swv_checkpointer_options { struct_size, keep_last, timeout_ms, skip_if_busy }
     swv_load_options { struct_size, allow_missing, allow_unexpected, cast, verify }
+    swv_load_pretrained_options {
+        struct_size, ignored, num_ignored, allow_missing, allow_unexpected, allow_unknown
+    }
+    swv_save_pretrained_options { struct_size, ignored, num_ignored, max_file_bytes, dtype }
     swv_comm_counter { calls, bytes }
     swv_dispatch_counters {
         struct_size, operators, cache_misses, implicit_redistributions, gathered_operators,
@@ -567,6 +571,8 @@ fn initializers_are_those_of_c() {
         SWV_LOADER_OPTIONS_INIT: swv_loader_options,
         SWV_CHECKPOINTER_OPTIONS_INIT: swv_checkpointer_options,
         SWV_LOAD_OPTIONS_INIT: swv_load_options,
+        SWV_LOAD_PRETRAINED_OPTIONS_INIT: swv_load_pretrained_options,
+        SWV_SAVE_PRETRAINED_OPTIONS_INIT: swv_save_pretrained_options,
     );
     assert_eq!(rust, run_c("initializers", &body));
     // All bytes of an empty value are 0, as those of a static object that is not initialized.

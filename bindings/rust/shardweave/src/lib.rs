@@ -107,6 +107,7 @@ mod op;
 mod operators;
 mod optimizer;
 mod plan;
+mod pretrained;
 mod process;
 mod schedule;
 #[cfg(feature = "serde")]
@@ -154,6 +155,7 @@ pub use optimizer::{
     Adafactor, Adam, AdamW, Lion, Muon, Optimizer, OptimizerGroups, Sgd, ZeroOptions,
 };
 pub use plan::{ParameterPlan, PlanPlacements, ResolvedPlan};
+pub use pretrained::{read_pretrained_config, LoadPretrained, LoadedPretrained, SavePretrained};
 pub use process::{
     build_info, live_handles, manual_seed, set_handle_checks, set_log, set_num_threads,
     HandleChecks, Log,

@@ -20,6 +20,7 @@ use crate::grad_sync::GradSync;
 use crate::mesh::Mesh;
 use crate::op::{call_module, Arg, FromResults};
 use crate::plan::ParameterPlan;
+use crate::pretrained::{self, LoadPretrained, LoadedPretrained, SavePretrained};
 use crate::source::called_here;
 use crate::tensor::{Source, Tensor};
 
@@ -316,6 +317,65 @@ pub trait Module {
         Ok(())
     }
 
+    /// Values of a model that Hugging Face's transformers has saved, in place, on any mesh under any
+    /// plan; each rank reads what it keeps. `path` is a directory of config.json and weights, a file
+    /// of weights (safetensors, or what `torch.save` has written), or a directory of PyTorch's
+    /// distributed checkpoints. Names are those of the library's models, which are Hugging Face's
+    /// nearly everywhere, for [`NativeModule`](crate::NativeModule) and for a program's own modules;
+    /// buffers that are not persistent stay as they are. Another floating-point type is converted.
+    ///
+    /// ```
+    /// use shardweave::{read_pretrained_config, LoadPretrained, Module, NativeModule, SavePretrained};
+    /// use shardweave::{ParameterPlan, Source, World};
+    /// # let folder = std::env::temp_dir().join(format!("shardweave-hf-{}", std::process::id()));
+    /// let config = r#"{"model_type": "gpt2", "vocab_size": 9, "n_positions": 4, "n_embd": 4,
+    ///                  "n_layer": 1, "n_head": 2}"#;
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("tp", 2)])?;
+    ///     let model = NativeModule::new("gpt2", config)?;
+    ///     model.distribute(&mesh, &ParameterPlan::new(), Source::default())?;
+    ///     model.save_pretrained(&folder, config, &mesh, &SavePretrained::new())?; // collective
+    ///     let config = read_pretrained_config(&folder, false)?;
+    ///     let again = NativeModule::new("gpt2", &config)?;
+    ///     let plan = ParameterPlan::from_zoo("gpt2", &config, &mesh, "")?;
+    ///     again.distribute(&mesh, &plan, Source::default())?;
+    ///     let loaded = again.load_pretrained(&folder, &mesh, &LoadPretrained::new())?;
+    ///     assert!(loaded.json.contains(r#""kind":"gpt2","missing":[]"#));
+    ///     Ok(())
+    /// })?;
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    ///
+    /// One message has all that is missing, unexpected or of another shape or type. Errors are the
+    /// same on all ranks, before anything is changed. Collective.
+    #[track_caller]
+    fn load_pretrained(
+        &self,
+        path: &Path,
+        mesh: &Mesh,
+        options: &LoadPretrained,
+    ) -> Result<LoadedPretrained> {
+        let _here = called_here();
+        pretrained::load(self, path, mesh, options)
+    }
+
+    /// Writes a directory, which is not there yet, that transformers loads: `config`, which is the
+    /// text of a config.json of this model, and the values in safetensors files under its names. It is
+    /// there whole, or not at all. Tensors are gathered one at a time. The configuration of another
+    /// model is an error, with all names that differ. Collective.
+    #[track_caller]
+    fn save_pretrained(
+        &self,
+        directory: &Path,
+        config: &str,
+        mesh: &Mesh,
+        options: &SavePretrained,
+    ) -> Result<()> {
+        let _here = called_here();
+        pretrained::save(self, directory, config, mesh, options)
+    }
+
     /// The parameters by FQN. A tensor with several names (tied weights) is one parameter, with the
     /// first of them.
     fn parameters(&self) -> Vec<(String, Tensor)> {
@@ -587,6 +647,11 @@ fn distinct(named: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
         }
     }
     result
+}
+
+/// Names of buffers that no checkpoint has.
+pub(crate) fn non_persistent_of<M: Module + ?Sized>(module: &M) -> Vec<String> {
+    members_of(module).non_persistent
 }
 
 /// The module as C has it, and handles of the forwards in it.

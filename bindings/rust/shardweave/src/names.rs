@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 116] = [
+const NAMES: [(&str, &str); 119] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("checkpointer_create", "CheckpointerOptions::open"),
@@ -99,6 +99,7 @@ const NAMES: [(&str, &str); 116] = [
     ("plan_from_zoo", "ParameterPlan::from_zoo"),
     ("plan_resolve", "ParameterPlan::resolve"),
     ("plan_to_json", "ParameterPlan::from_json"),
+    ("read_pretrained_config", "read_pretrained_config"),
     ("reduce_op", "ReduceOp"),
     ("safetensors_num_tensors", "Safetensors::tensors"),
     ("safetensors_tensor", "Safetensors::tensors"),

@@ -147,6 +147,29 @@ fn the_same_losses_on_every_mesh() {
     assert!(number(&processes, "max_loss_diff") <= 1e-5, "{processes}");
 }
 
+/// With the losses that the run without a break has, on other meshes; what was saved beside training,
+/// too.
+#[test]
+fn a_run_goes_on() {
+    let model = Model::new("goes_on").write();
+    let run = model.folder.join("run");
+    let (save, resume) =
+        (format!("--save={}", run.display()), format!("--resume={}", run.display()));
+    let whole = model.train(&["--mesh=dp=2,tp=2", "--save_every=2", &save]);
+    assert!(run.join("step-000004/manifest.json").exists());
+    model.fails(&["--mesh=tp=2", &resume], "--steps=4; wanted more than 4, as --resume has");
+    fs::remove_dir_all(run.join("step-000004")).unwrap();
+    for mesh in ["--mesh=tp=3", "--mesh=dp=1", "--mesh=dp=2,tp=2"] {
+        let rest = model.train(&[mesh, "--check", &resume]);
+        assert!(number(&rest, "max_loss_diff") <= 1e-5, "{mesh}: {rest}");
+        assert!((number(&rest, "last_loss") - number(&whole, "last_loss")).abs() <= 1e-5);
+        assert!(number(&rest, "first_loss") < number(&whole, "first_loss"), "{mesh}: {rest}");
+    }
+    model.fails(&["--save_every=2"], "--save");
+    model.fails(&["--resume=/proc/nowhere"], "State::load: ");
+    model.fails(&["--save=/proc/nowhere/run"], "Checkpointer::save: ");
+}
+
 /// What is in the file is what the model computes with.
 #[test]
 fn the_file_decides() {

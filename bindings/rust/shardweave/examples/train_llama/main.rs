@@ -4,6 +4,8 @@
 //!     cargo run --release --example train_llama -- --model=FOLDER
 //!     cargo run --release --example train_llama -- --model=FOLDER --mesh=dp=1,tp=4 --check
 //!     cargo run --release --example train_llama -- --model=FOLDER --backend=gloo
+//!     cargo run --release --example train_llama -- --model=FOLDER --save=run --save_every=10
+//!     cargo run --release --example train_llama -- --model=FOLDER --resume=run --mesh=tp=2
 //!
 //! Tokens are the bytes of a text: what a tokenizer would make of it is not this example's matter.
 //! The model is in model.rs, how its file is read in checkpoint.rs.
@@ -19,8 +21,8 @@ use clap::builder::PossibleValuesParser;
 use clap::{value_parser, Arg, ArgAction, Command};
 use model::{Config, Llama};
 use shardweave::{
-    nn, AdamW, Code, Error, Mesh, Module, ParameterPlan, Placement::*, Result, Schedule, Source,
-    Tensor, World,
+    nn, AdamW, Checkpointer, Code, Error, LoadOptions, Mesh, Module, ParameterPlan, Placement::*,
+    Result, Schedule, Source, State, Tensor, World,
 };
 
 struct Settings {
@@ -32,6 +34,9 @@ struct Settings {
     batch: i64,
     seq: i64,
     learning_rate: f64,
+    save: Option<PathBuf>,
+    save_every: u64,
+    resume: Option<PathBuf>,
     check: bool,
     json: bool,
 }
@@ -60,10 +65,20 @@ fn settings() -> Settings {
             path("data", "the text to train on")
                 .default_value("/usr/share/common-licenses/Apache-2.0"),
         )
-        .arg(number("steps", "20", "training steps"))
+        .arg(number("steps", "20", "training steps, with those of the run that --resume goes on with"))
         .arg(number("batch", "8", "sequences per step, over all ranks"))
         .arg(number("seq", "32", "tokens per sequence"))
         .arg(learning_rate.default_value("1e-3").help("the highest learning rate"))
+        .arg(path("save", "a directory, of all ranks, that gets a checkpoint after the last step"))
+        .arg(
+            Arg::new("save_every")
+                .long("save_every")
+                .value_parser(value_parser!(u64))
+                .default_value("0")
+                .requires("save")
+                .help("with --save: also after so many steps, each time, beside training"),
+        )
+        .arg(path("resume", "goes on from the newest checkpoint of this directory, on any --mesh"))
         .arg(flag("check", "train on one rank too, and compare the loss of every step"))
         .arg(flag("json", "end with one line of JSON on stdout; all else goes to stderr"))
         .get_matches();
@@ -79,6 +94,9 @@ fn settings() -> Settings {
         batch: get(&matches, "batch"),
         seq: get(&matches, "seq"),
         learning_rate: get(&matches, "lr"),
+        save: matches.get_one::<PathBuf>("save").cloned(),
+        save_every: get(&matches, "save_every"),
+        resume: matches.get_one::<PathBuf>("resume").cloned(),
         check: matches.get_flag("check"),
         json: matches.get_flag("json"),
     }
@@ -131,14 +149,14 @@ fn run_rank(world: &World, settings: &Settings) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     shardweave::set_num_threads((cores / world.size()).max(1))?;
     let mesh = world.device_mesh(&settings.mesh)?;
-    let losses = train(settings, Some(&mesh), world.rank() == 0)?;
+    let (first, losses) = train(settings, Some(&mesh), world.rank() == 0)?;
     if world.rank() > 0 {
         return Ok(());
     }
     let mut difference = None;
     if settings.check {
-        let alone = train(settings, None, false)?;
-        let both = losses.iter().zip(&alone).map(|(a, b)| (a - b).abs());
+        let (_, alone) = train(settings, None, false)?;
+        let both = losses.iter().zip(&alone[first as usize..]).map(|(a, b)| (a - b).abs());
         // NaN stays NaN.
         let largest = both.fold(0.0, |a: f64, b| if b <= a { a } else { b });
         eprintln!("largest difference between the losses of a step: {largest:e}");
@@ -164,8 +182,9 @@ fn plan() -> ParameterPlan {
         .line("*.{o,down}_proj.weight", &[("tp", Shard(1))])
 }
 
-/// The loss of every step. Without a mesh on one device.
-fn train(settings: &Settings, mesh: Option<&Mesh>, tell: bool) -> Result<Vec<f64>> {
+/// After which step it went on, and the loss of every step from there. Without a mesh on one device, from
+/// the beginning, and nothing is saved.
+fn train(settings: &Settings, mesh: Option<&Mesh>, tell: bool) -> Result<(u64, Vec<f64>)> {
     let config = Config::read(&settings.model.join("config.json"))?;
     if settings.seq > config.positions || config.vocab_size < 256 {
         return Err(Error::new(
@@ -180,7 +199,10 @@ fn train(settings: &Settings, mesh: Option<&Mesh>, tell: bool) -> Result<Vec<f64
     if let Some(mesh) = mesh {
         model.distribute(mesh, &plan(), Source::Same)?;
     }
-    Checkpoint::open(&settings.model)?.load_into(&model)?;
+    let resume = settings.resume.as_ref().filter(|_| mesh.is_some());
+    if resume.is_none() {
+        Checkpoint::open(&settings.model)?.load_into(&model)?;
+    }
 
     let text = std::fs::read(&settings.data)
         .map_err(|error| Error::from(error).context(settings.data.display()))?;
@@ -189,8 +211,29 @@ fn train(settings: &Settings, mesh: Option<&Mesh>, tell: bool) -> Result<Vec<f64
         Ok(if parameter.ndim()? < 2 { options.weight_decay(0.0) } else { options })
     })?;
     let schedule = Schedule::cosine(settings.steps + 1).warmup(settings.steps / 10).floor(0.1);
+    let state = State::new()?;
+    let mut checkpointer = None;
+    let mut first = 0;
+    if let Some(mesh) = mesh {
+        // What a run needs to go on; batches and learning rates follow from the step.
+        state.add_module(&model)?;
+        for group in optimizer.groups() {
+            state.add_optimizer(group, &model)?;
+        }
+        state.add_random(mesh)?;
+        if let Some(directory) = resume {
+            first = state.load(directory, mesh, &LoadOptions::new())?.step as u64;
+        }
+        if let Some(directory) = &settings.save {
+            checkpointer = Some(Checkpointer::new(mesh, directory).open()?);
+        }
+    }
+    if first >= settings.steps {
+        let what = format!("--steps={}; wanted more than {first}, as --resume has", settings.steps);
+        return Err(Error::new(Code::InvalidArgument, what));
+    }
     let mut losses = Vec::new();
-    for step in 0..settings.steps {
+    for step in first..settings.steps {
         let (tokens, targets) = batch(&text, settings, step, mesh)?;
         let loss = model.loss(&tokens, &targets)?;
         loss.backward()?;
@@ -199,12 +242,20 @@ fn train(settings: &Settings, mesh: Option<&Mesh>, tell: bool) -> Result<Vec<f64
         schedule.apply(&optimizer, settings.learning_rate, step)?;
         optimizer.step()?;
         optimizer.zero_grad()?;
-        losses.push(loss.item()?);
+        let (loss, done) = (loss.item()?, step + 1);
+        losses.push(loss);
         if tell {
-            eprintln!("step {}/{}  loss {:.4}", step + 1, settings.steps, losses[step as usize]);
+            eprintln!("step {done}/{}  loss {loss:.4}", settings.steps);
+        }
+        match &mut checkpointer {
+            Some(to) if done == settings.steps => to.save(done as i64, &state)?,
+            Some(to) if settings.save_every > 0 && done % settings.save_every == 0 => {
+                to.save_async(done as i64, &state)?;
+            }
+            _ => {}
         }
     }
-    Ok(losses)
+    Ok((first, losses))
 }
 
 /// Tokens and targets, [batch, seq]: one piece of the text after the other.

@@ -1,0 +1,35 @@
+// Weights that PyTorch has saved: state dicts of torch.save, and directories of torch.distributed.checkpoint.
+//
+//   auto sources = weight_sources("pytorch_model.bin");        // StatusOr; or run/dcp/, llama/
+//   (*sources)[0].name;                                        // "model.layers.0.mlp.up_proj.weight"
+//
+// Weights only: what is no dense, contiguous tensor is passed over if it is a number or text, and an error if it is
+// a tensor. No code of the file is run. Nothing is read but what tells where tensors are.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "shardweave/modules/checkpoint/file_system.h"
+#include "shardweave/modules/checkpoint/tensor_source.h"
+
+namespace shardweave {
+
+// Of a file by torch.save: a dict of tensors, or of such dicts, whose names get dots between them. InvalidArgument
+// for a file that is none, or damaged; Unimplemented for tensors that are not dense and contiguous, and for files of
+// before PyTorch 1.6.
+absl::StatusOr<std::vector<TensorSource>> torch_save_sources(
+    const std::string& path, const std::shared_ptr<FileSystem>& fs = nullptr);
+
+// Of a directory by torch.distributed.checkpoint.save(): each tensor of its parts. As above.
+absl::StatusOr<std::vector<TensorSource>> dcp_sources(
+    const std::string& directory, const std::shared_ptr<FileSystem>& fs = nullptr);
+
+// Whichever it is: *.pt, *.pth or *.bin of torch.save, a directory with .metadata, else safetensors
+// (safetensors_sources()) or, in a directory without those, pytorch_model.bin.
+absl::StatusOr<std::vector<TensorSource>> weight_sources(
+    const std::string& path, const std::shared_ptr<FileSystem>& fs = nullptr);
+
+}  // namespace shardweave
