@@ -59,8 +59,8 @@
  * NULL. An object lives as long as anything needs it: a tensor keeps its mesh alive, a mesh its
  * world. Two handles may mean one object; what is done through one is seen through the other.
  * swv_<noun>_share makes a second handle. What ends with its _free (swv_scope, swv_coalescing,
- * swv_grad_sync), and what is only read and copied (swv_status, swv_string), has none. const says that a call does not
- * change what the handle stands for: its data, its gradient, its settings.
+ * swv_grad_sync), and what is only read and copied (swv_status, swv_string), has none. const says
+ * that a call does not change what the handle stands for: its data, its gradient, its settings.
  *
  * Input is borrowed for the call. Text is UTF-8 and ends with NUL. Arrays are a pointer and a
  * number of elements; the pointer may be NULL if the number is 0. Text comes out as a swv_string;
@@ -89,8 +89,9 @@
  * Threads. A rank (its world, meshes, tensors, modules, optimizers) may be driven from any thread,
  * and from another thread at every call, but by one thread at a time; different ranks run in
  * parallel. Nothing depends on thread-local state (but for swv_deferred_init, which says so):
- * whether operators are recorded for gradients is an argument of each call. Operators, layouts, plans, strings and statuses belong to no rank and
- * may be used by several threads at once, as may swv_comm_abort, swv_world_abort and swv_work_wait.
+ * whether operators are recorded for gradients is an argument of each call. Operators, layouts,
+ * plans, strings and statuses belong to no rank and may be used by several threads at once, as may
+ * swv_comm_abort, swv_world_abort and swv_work_wait.
  * Functions marked COLLECTIVE communicate: all ranks of the mesh or the group call them in the same
  * order. So do operators on sharded tensors.
  *
@@ -1927,9 +1928,9 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_group_lr(swv_optimizer* optim
 /* The state of parameter `index`, laid out as it is, zeros before the first step: "step" (one plain
  * f32 number); of Adam and AdamW "exp_avg", "exp_avg_sq" and, with amsgrad, "max_exp_avg_sq"; of Lion
  * "exp_avg"; of SGD with a momentum and of Muon "momentum_buffer"; of Adafactor "variance" or, from two
- * dimensions on, "row_var" and "col_var", which are whole where a mean was taken. With ZeRO it is laid out as the rank's part is,
- * in rows that are cut unevenly, and swv_tensor_full_tensor makes it whole. NULL for what these
- * options do not use. Writing to it writes the state. */
+ * dimensions on, "row_var" and "col_var", which are whole where a mean was taken. With ZeRO it is
+ * laid out as the rank's part is, in rows that are cut unevenly, and swv_tensor_full_tensor makes it
+ * whole. NULL for what these options do not use. Writing to it writes the state. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index,
                                                      const char* name, swv_tensor** out_tensor);
 /* Copies `tensor` over it, to resume from what was saved: of any floating-point type and the
@@ -2326,9 +2327,9 @@ SWV_API SWV_MUST_USE swv_status* swv_read_pretrained_config(const char* director
  * config.json names are the module's. Before anything is changed: SWV_CODE_NOT_FOUND;
  * SWV_CODE_INVALID_ARGUMENT with all that is missing, unexpected or of another shape or type in one
  * message, for foreign and damaged files, for an ignored tensor that the module does not have, and for
- * what differs between ranks; SWV_CODE_FAILED_PRECONDITION for a module without values (swv_module_materialize). out_json may be
- * NULL: {"kind": "llama", "missing": [], "unexpected": [], "bytes_read": 96, "bytes_kept": 96}.
- * COLLECTIVE. */
+ * what differs between ranks; SWV_CODE_FAILED_PRECONDITION for a module without values
+ * (swv_module_materialize). out_json may be NULL: {"kind": "llama", "missing": [], "unexpected": [],
+ * "bytes_read": 96, "bytes_kept": 96}. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_module_load_pretrained(
     swv_module* module, const char* path, const swv_mesh* mesh,
     const swv_load_pretrained_options* options, swv_string** out_json);

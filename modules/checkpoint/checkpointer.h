@@ -87,14 +87,16 @@ class Checkpointer {
 
   // DIRECTORY/step-000100 when it returns. What the optimizer or the model does afterwards is not in it.
   // Throws Error: AlreadyExists for a step that is there; FailedPrecondition if another run saves
-  // there, or there is a later step (a run that goes back to an older checkpoint saves elsewhere); ResourceExhausted, PermissionDenied, ... of the disk; InvalidArgument for a state or a step
-  // that differs between ranks, and a Partial; what wait() throws.
+  // there, or there is a later step (a run that goes back to an older checkpoint saves elsewhere);
+  // ResourceExhausted, PermissionDenied, ... of the disk; InvalidArgument for a state or a step that
+  // differs between ranks, and a Partial; what wait() throws.
   void save(int64_t step, const StateDict& state,
             std::source_location where = std::source_location::current());
 
-  // The same, beside training: returns when this rank's part is copied (as many bytes of memory as it is
-  // to write, which stay for the next copy as long as the Checkpointer is there). One save is under way at a time: see WhenBusy. False: it was
-  // skipped. An error of the save comes out of the next save(), save_async() or wait().
+  // The same, beside training: returns when this rank's part is copied (as many bytes of memory as it
+  // is to write, which stay for the next copy as long as the Checkpointer is there). One save is under
+  // way at a time: see WhenBusy. False: it was skipped. An error of the save comes out of the next
+  // save(), save_async() or wait().
   bool save_async(int64_t step, const StateDict& state,
                   std::source_location where = std::source_location::current());
   // Until what is under way is on the disk. Local; throws its error, the same on all ranks.

@@ -2617,7 +2617,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The state of parameter `index`, laid out as it is, zeros before the first step: \"step\" (one plain\n f32 number); of Adam and AdamW \"exp_avg\", \"exp_avg_sq\" and, with amsgrad, \"max_exp_avg_sq\"; of Lion\n \"exp_avg\"; of SGD with a momentum and of Muon \"momentum_buffer\"; of Adafactor \"variance\" or, from two\n dimensions on, \"row_var\" and \"col_var\", which are whole where a mean was taken. With ZeRO it is laid out as the rank's part is,\n in rows that are cut unevenly, and swv_tensor_full_tensor makes it whole. NULL for what these\n options do not use. Writing to it writes the state."]
+    #[doc = " The state of parameter `index`, laid out as it is, zeros before the first step: \"step\" (one plain\n f32 number); of Adam and AdamW \"exp_avg\", \"exp_avg_sq\" and, with amsgrad, \"max_exp_avg_sq\"; of Lion\n \"exp_avg\"; of SGD with a momentum and of Muon \"momentum_buffer\"; of Adafactor \"variance\" or, from two\n dimensions on, \"row_var\" and \"col_var\", which are whole where a mean was taken. With ZeRO it is\n laid out as the rank's part is, in rows that are cut unevenly, and swv_tensor_full_tensor makes it\n whole. NULL for what these options do not use. Writing to it writes the state."]
     pub fn swv_optimizer_state(
         optimizer: *const swv_optimizer,
         index: usize,
@@ -3209,7 +3209,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Values of parameters and buffers, in place, also of sharded and of fully sharded ones; another\n floating-point type is converted. `path`: a directory, or a file of weights (*.safetensors, an index,\n or *.bin, *.pt and *.pth by torch.save), or a directory of torch.distributed.checkpoint; without a\n config.json names are the module's. Before anything is changed: SWV_CODE_NOT_FOUND;\n SWV_CODE_INVALID_ARGUMENT with all that is missing, unexpected or of another shape or type in one\n message, for foreign and damaged files, for an ignored tensor that the module does not have, and for\n what differs between ranks; SWV_CODE_FAILED_PRECONDITION for a module without values (swv_module_materialize). out_json may be\n NULL: {\"kind\": \"llama\", \"missing\": [], \"unexpected\": [], \"bytes_read\": 96, \"bytes_kept\": 96}.\n COLLECTIVE."]
+    #[doc = " Values of parameters and buffers, in place, also of sharded and of fully sharded ones; another\n floating-point type is converted. `path`: a directory, or a file of weights (*.safetensors, an index,\n or *.bin, *.pt and *.pth by torch.save), or a directory of torch.distributed.checkpoint; without a\n config.json names are the module's. Before anything is changed: SWV_CODE_NOT_FOUND;\n SWV_CODE_INVALID_ARGUMENT with all that is missing, unexpected or of another shape or type in one\n message, for foreign and damaged files, for an ignored tensor that the module does not have, and for\n what differs between ranks; SWV_CODE_FAILED_PRECONDITION for a module without values\n (swv_module_materialize). out_json may be NULL: {\"kind\": \"llama\", \"missing\": [], \"unexpected\": [],\n \"bytes_read\": 96, \"bytes_kept\": 96}. COLLECTIVE."]
     pub fn swv_module_load_pretrained(
         module: *mut swv_module,
         path: *const ::std::os::raw::c_char,
