@@ -70,7 +70,7 @@ constexpr char kTrainer[] = "Trainer";
   throw Error(kTrainer, absl::InvalidArgumentError(std::move(what)));
 }
 
-void check(const TrainerOptions& options) {
+void check(const torch::nn::Module& module, const TrainerOptions& options, bool is_alone) {
   const auto at_least = [](const char* name, int64_t value, int64_t least) {
     if (value < least) refuse(str_cat(name, " is ", value, "; wanted ", least, " or more"));
   };
@@ -97,6 +97,14 @@ void check(const TrainerOptions& options) {
   }
   for (const MetricsWriter* writer : options.writers) {
     if (writer == nullptr) refuse("a writer is null");
+  }
+  const std::vector<at::Tensor> parameters = module.parameters();
+  if (!is_alone && std::none_of(parameters.begin(), parameters.end(),
+                                [](const at::Tensor& p) { return is_dtensor(p); })) {
+    refuse(
+        "no parameter of the module is a DTensor; wanted a module that "
+        "distributed_data_parallel(), "
+        "parallelize_module() or fully_shard() has distributed");
   }
 }
 
@@ -196,7 +204,7 @@ class Trainer::Run {
         where_(where),
         stop_(parts.comm, parts.options.signals, parts.options.stop) {}
 
-  TrainerResult run(const std::function<std::optional<at::Tensor>()>& loss) {
+  TrainerResult run(const std::function<std::optional<at::Tensor>(int64_t)>& loss) {
     begin();
     while (parts_.steps_done < options_.steps && !is_stopping_) {
       std::optional<TrainerStep> done = take_step(loss);
@@ -277,13 +285,15 @@ class Trainer::Run {
   }
 
   // Nothing: there are no batches any more.
-  std::optional<TrainerStep> take_step(const std::function<std::optional<at::Tensor>()>& loss) {
+  std::optional<TrainerStep> take_step(
+      const std::function<std::optional<at::Tensor>(int64_t)>& loss) {
     const PhiloxState random = random_state(parts_.mesh);
     const std::string position = parts_.loader != nullptr ? parts_.loader->position() : "";
     at::Tensor sum;
     for (int64_t i = 0; i < options_.accumulate; ++i) {
       const bool is_last = i + 1 == options_.accumulate;
-      const std::optional<at::Tensor> value = backward_of(loss, is_last);
+      const int64_t batch = parts_.steps_done * options_.accumulate + i;
+      const std::optional<at::Tensor> value = backward_of(loss, batch, is_last);
       if (!value.has_value()) {
         if (i > 0) leave_out(random, position);
         return std::nullopt;
@@ -312,15 +322,15 @@ class Trainer::Run {
   }
 
   // Detached.
-  std::optional<at::Tensor> backward_of(const std::function<std::optional<at::Tensor>()>& loss,
-                                        bool is_last) {
+  std::optional<at::Tensor> backward_of(
+      const std::function<std::optional<at::Tensor>(int64_t)>& loss, int64_t batch, bool is_last) {
     std::shared_ptr<void> optimizer_waits;
     std::optional<GradSync::NoSync> sync_waits;
     if (!is_last && parts_.optimizer.no_sync != nullptr) {
       optimizer_waits = parts_.optimizer.no_sync();
     }
     if (!is_last && options_.sync != nullptr) sync_waits.emplace(*options_.sync);
-    const std::optional<at::Tensor> value = loss();
+    const std::optional<at::Tensor> value = loss(batch);
     if (!value.has_value()) return std::nullopt;
     if (!value->defined() || value->numel() != 1) {
       refuse(value->defined()
@@ -466,7 +476,7 @@ Trainer::Trainer(torch::nn::Module& module, trainer_internal::AnyOptimizer optim
   const std::shared_ptr<Communicator> comm = whole_mesh(mesh);
   std::string text;
   const absl::Status mine = checkpoint_internal::status_of([&] {
-    check(options);
+    check(module, options, comm->size() == 1);
     text = text_of(options);
     return absl::OkStatus();
   });
@@ -505,7 +515,7 @@ StateDict& Trainer::state() {
   return parts_->state;
 }
 
-TrainerResult Trainer::run(const std::function<std::optional<at::Tensor>()>& loss,
+TrainerResult Trainer::run(const std::function<std::optional<at::Tensor>(int64_t)>& loss,
                            std::source_location where) {
   return Run(*parts_, where).run(loss);
 }
@@ -519,7 +529,7 @@ TrainerResult Trainer::run(TokenLoader& loader,
     parts_->loader = &loader;
   }
   return run(
-      [&]() -> std::optional<at::Tensor> {
+      [&](int64_t) -> std::optional<at::Tensor> {
         const std::optional<TokenBatch> batch = loader.next();
         if (!batch.has_value()) return std::nullopt;
         return loss(*batch);

@@ -16,13 +16,24 @@
 //     return model->loss(batch.tokens, batch.targets);
 //   });
 //
+// Batches of one's own come by their number, counted over all runs, so that a run that goes on needs no
+// more to find its place:
+//
+//   trainer.run([&](int64_t batch) -> std::optional<at::Tensor> {
+//     if (batch == num_batches) return std::nullopt;     // on all ranks
+//     const auto [x, y] = batch_of(batch);               // DTensors
+//     return model->loss(x, y);
+//   });
+//
 // A step is what one would write by hand:
 //
 //   for each of `accumulate` batches: (loss(batch) / accumulate).backward()
 //   finish_grad_sync(module), clip_grad_norm(parameters, clip_norm), optimizer.step(), zero_grad()
+//   evaluate() if it is time, step_done(), agreement whether to stop, metrics, checkpoint if it is time
 //
-// with what distributed_data_parallel(), fully_shard() and ZeroRedundancyOptimizer do of themselves. A
-// checkpoint has the module, the optimizer, the mesh's random numbers, the loader's position, and what
+// The module is distributed before: with distributed_data_parallel() its GradSync is `sync` (without it
+// each batch's gradients travel alone), with ZeRO the ZeroRedundancyOptimizer is the optimizer, and for
+// fully_shard() and parallelize_module() there is nothing to say. A checkpoint has the module, the optimizer, the mesh's random numbers, the loader's position, and what
 // was added to state(); it resumes on any mesh, plan and kind of parallelism that load_checkpoint() takes.
 //
 // How a run ends: after `steps` steps; where there are no batches any more; after request_stop(), or a
@@ -31,8 +42,10 @@
 // warning as long as a later one is there. After an exception nothing is saved, and the trainer is of no
 // more use: the checkpoints before it are whole.
 //
-// Collective over the mesh, all of it, and all ranks are given the same. Threads: as the model's, but for
-// request_stop().
+// Collective over the mesh, all of it, and all ranks are given the same: numbers, texts, which callbacks
+// there are, and the schedule's factors at three steps are compared. Callbacks are called on all ranks.
+// What is written (progress, writers, log, events) counts on the mesh's first rank alone. Threads: as
+// the model's, but for request_stop().
 #pragma once
 
 #include <atomic>
@@ -83,30 +96,32 @@ struct TrainerOptions {
   int64_t accumulate = 1;  // batches of a step
   // The gradient's largest norm (clip_grad_norm.h). It is measured in any case.
   double clip_norm = std::numeric_limits<double>::infinity();
-  // A gradient that is not finite is an Error (OutOfRange) on all ranks, before the optimizer sees it. With
-  // a scaler, whose steps with one are skipped, this is not asked.
+  // A gradient that is not finite: an Error (OutOfRange) on all ranks, before the optimizer sees it; or, if
+  // true, taken as it is. With a scaler there is no error: such steps are skipped.
   bool allow_nonfinite = false;
-  // By what the optimizer's learning rates are multiplied in a step; counted from 0.
+  // By what the optimizer's learning rates are multiplied in a step; counted from 0. Its length is its
+  // own: Schedule::cosine(n) is 0 from step n on.
   std::function<double(int64_t step)> schedule = Schedule::constant();
-  // For gradients of 16 bits; its scale is in the checkpoint. It outlives the trainer, as all that is
-  // pointed to here does.
+  // For gradients of 16 bits; its scale is in the checkpoint, which loads with a scaler again. It outlives
+  // the trainer, as all that is pointed to here does.
   GradScaler* scaler = nullptr;
   // What its scale was multiplied by after a step: for PowerSgd::rescale().
   std::function<void(double factor)> scale_changed = {};
   // That of distributed_data_parallel(): it waits for the last batch of a step.
   GradSync* sync = nullptr;
 
-  // A directory; "": nothing is saved. At the end of a run, and every so many steps if that is above 0,
-  // beside training.
+  // A directory ("": nothing is saved), which gets a checkpoint at the end of a run and, beside training,
+  // every so many steps if that is above 0.
   std::string checkpoints = {};
   int64_t save_every = 0;
   int64_t keep_last = 2;                         // checkpoints that stay; 0: all
   absl::Duration save_timeout = absl::Hours(1);  // how long ranks wait for the slowest to write
   Resume resume = Resume::kNo;
 
-  // Every so many steps (0: never), and after the last of a run that is not stopped. Without gradients, in
-  // the module's evaluation mode, with the random numbers of before afterwards. Its metrics are the step's;
-  // InvalidArgument for one with the name of another.
+  // Called every so many steps (0: at the end alone), and after the last of a run that is not stopped. On
+  // all ranks, without gradients, in the module's evaluation mode, with the random numbers of before
+  // afterwards. Its metrics are the step's; those of the first rank are written. InvalidArgument for one
+  // that is called as another of the step ("loss", "tokens_per_second", ...), "step" or "time".
   std::function<std::vector<Metric>()> evaluate = {};
   int64_t evaluate_every = 0;
 
@@ -165,10 +180,11 @@ AnyOptimizer any_optimizer(ZeroRedundancyOptimizer<Optimizer>& optimizer) {
 class Trainer {
  public:
   // `optimizer`: a FusedOptimizer, one of torch::optim's, or a ZeroRedundancyOptimizer of either, with
-  // parameters of `module`; its learning rates, as they are now, are what the schedule multiplies. Module
-  // and optimizer outlive it. Collective; compares the ranks' options. Throws Error (InvalidArgument), on
-  // all ranks, for options out of range or that differ between ranks, and what add_module() and
-  // add_optimizer() throw.
+  // parameters of `module`; its learning rates, as they are now, are what the schedule multiplies (after
+  // another Trainer or Scheduler they are what that has left: set them first). Module and optimizer outlive
+  // it. Collective; touches no file. Throws Error (InvalidArgument), on all ranks, for options out of range
+  // or that differ between ranks, for a module of which no parameter is a DTensor where there are several
+  // ranks, and what add_module() and add_optimizer() throw.
   template <typename Optimizer>
   Trainer(torch::nn::Module& module, Optimizer& optimizer, const MeshPtr& mesh,
           const TrainerOptions& options)
@@ -180,17 +196,17 @@ class Trainer {
   // What checkpoints have. The program's own values and tensors are added before run().
   StateDict& state();
 
-  // `loss` is the forward of the next batch, a number of which backward is called; nullopt, on all ranks,
-  // if there is none. Batches left over at the end, fewer than `accumulate`, are left out. Run again, it
-  // goes on where it stopped.
+  // Loads the checkpoint first, if it is to; one of `steps` or more leaves nothing to do. `loss` is the
+  // forward of a batch: one number, of which backward is called; nullopt, on all ranks (join.h is for ranks
+  // with different numbers of batches), if there is none. Batches left over at the end, fewer than
+  // `accumulate`, are left out, and come first in the next run. Run again, it goes on where it stopped.
   //
   // Throws Error: what is said above, what Checkpointer throws, and, on all ranks at the end of the run,
   // the error of a file of metrics; and what `loss`, evaluate() and step_done() throw, on the rank where
   // they do (run_ranks() tells the others).
-  TrainerResult run(const std::function<std::optional<at::Tensor>()>& loss,
+  TrainerResult run(const std::function<std::optional<at::Tensor>(int64_t batch)>& loss,
                     std::source_location where = std::source_location::current());
-  // Of a loader's batches, which outlives the trainer; its position is in the checkpoint, as "loader". Left
-  // over batches are the first ones of the next run.
+  // Of a loader's batches, which outlives the trainer; its position is in the checkpoint, as "loader".
   TrainerResult run(TokenLoader& loader, const std::function<at::Tensor(const TokenBatch&)>& loss,
                     std::source_location where = std::source_location::current());
 

@@ -480,7 +480,7 @@ TEST(TrainerTest, AScalerSkipsAStepAndIsSaved) {
       me = &trainee;
       int64_t calls = 0;
       TokenLoader loader(files(), kBatches, mesh, NamedPlacements{{"dp", Shard(0)}});
-      const TrainerResult result = trainee.trainer().run([&]() -> std::optional<at::Tensor> {
+      const TrainerResult result = trainee.trainer().run([&](int64_t) -> std::optional<at::Tensor> {
         const at::Tensor loss = me->net().loss(*loader.next());
         return size == 2 && ++calls == 2 ? loss * std::numeric_limits<double>::infinity() : loss;
       });
@@ -544,7 +544,7 @@ TEST(TrainerTest, AGradientThatIsNotFiniteIsAnErrorBeforeTheStep) {
       int64_t calls = 0;
       std::vector<at::Tensor> before;
       try {
-        trainee.trainer().run([&]() -> std::optional<at::Tensor> {
+        trainee.trainer().run([&](int64_t) -> std::optional<at::Tensor> {
           if (++calls == 3) before = trainee.weights();
           const at::Tensor loss = trainee.net().loss(*loader.next());
           return calls == 3 ? loss * std::numeric_limits<double>::quiet_NaN() : loss;
@@ -582,6 +582,44 @@ TEST(TrainerTest, AnEvaluationThatFails) {
       EXPECT_TRUE(trainee.net().is_training());
     }
   });
+}
+
+TEST(TrainerTest, BatchesOfOnesOwnComeByTheirNumbers) {
+  const std::string directory = new_path("numbers");
+  for (const int size : {2, 3}) {
+    on_mesh({{"dp", size}}, [&](const MeshPtr& mesh) {
+      Trainee trainee(mesh, Way::kFsdp,
+                      {.steps = 5,
+                       .accumulate = 2,
+                       .checkpoints = directory,
+                       .keep_last = 0,
+                       .resume = Resume::kIfThere});
+      TokenLoaderOptions all = kBatches;
+      all.shuffle = false;
+      std::vector<int64_t> numbers;
+      const int64_t end = size == 2 ? 5 : 100;  // one is left over
+      const TrainerResult result =
+          trainee.trainer().run([&](int64_t batch) -> std::optional<at::Tensor> {
+            if (batch == end) return std::nullopt;
+            numbers.push_back(batch);
+            TokenLoader loader(files(), all, mesh, NamedPlacements{{"dp", Shard(0)}});
+            return trainee.net().loss(*loader.next());
+          });
+      EXPECT_EQ(numbers, size == 2 ? (std::vector<int64_t>{0, 1, 2, 3, 4})
+                                   : (std::vector<int64_t>{4, 5, 6, 7, 8, 9}));
+      EXPECT_EQ(result.is_exhausted, size == 2);
+    });
+  }
+}
+
+TEST(TrainerTest, AModuleThatNobodyHasDistributed) {
+  const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    NetImpl net;
+    FusedOptimizer optimizer(net.parameters(), AdamWOptions{});
+    Trainer trainer(net, optimizer, mesh, {.steps = 1});
+  });
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no parameter of the module is a DTensor"));
 }
 
 TEST(TrainerTest, ALossThatIsNoNumber) {

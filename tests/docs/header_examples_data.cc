@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "shardweave/comm/world.h"
@@ -117,6 +118,16 @@ void trainer(ModuleWithLoss* model, const MeshPtr& mesh, const std::vector<Token
                    .resume = Resume::kIfThere});
   const TrainerResult result = trainer.run(
       loader, [&](const TokenBatch& batch) { return model->loss(batch.tokens, batch.targets); });
+}
+
+std::pair<at::Tensor, at::Tensor> batch_of(int64_t batch);
+
+void own_batches(Trainer& trainer, ModuleWithLoss* model, int64_t num_batches) {
+  trainer.run([&](int64_t batch) -> std::optional<at::Tensor> {
+    if (batch == num_batches) return std::nullopt;
+    const auto [x, y] = batch_of(batch);
+    return model->loss(x, y);
+  });
 }
 
 }  // namespace shardweave::header_examples

@@ -131,7 +131,7 @@ func loaded(text string, err error) (Loaded, error) {
 }
 
 // Load loads a checkpoint in place, or the newest one of a directory, on any mesh. Errors leave everything as it was, and
-// are the same on all ranks. Collective.
+// are the same on all ranks; NotFound where there is no checkpoint. Collective.
 func (s *State) Load(path string, mesh *Mesh, options ...LoadOption) (Loaded, error) {
 	return loaded(ask(func(*rank) (string, error) {
 		return c.StateLoad(s.handle, path, mesh.handle, loadOptions(options))
@@ -215,7 +215,7 @@ func (p *Checkpointer) Wait() error {
 	return do(func(*rank) error { return c.CheckpointerWait(p.handle) }, p)
 }
 
-// Load loads the newest checkpoint of the directory, in place. Collective.
+// Load loads the newest checkpoint of the directory, in place; NotFound if it has none. Collective.
 func (p *Checkpointer) Load(state *State, options ...LoadOption) (Loaded, error) {
 	return loaded(ask(func(*rank) (string, error) {
 		return c.CheckpointerLoad(p.handle, state.handle, loadOptions(options))

@@ -31,7 +31,8 @@ func (m *MetricsWriter) it() *lasting[c.MetricsWriter] {
 }
 
 // OpenJSONLines writes a line of JSON for each step, which is in the file when Write returns. It appends; of a file that a run
-// has left in the middle of a line, this line goes.
+// has left in the middle of a line, this line goes. A run that goes on at an earlier step writes steps again: of these the last
+// counts.
 func OpenJSONLines(path string) (*MetricsWriter, error) {
 	handle, err := c.MetricsWriterOpenJSONLines(path)
 	if err != nil {
@@ -78,7 +79,11 @@ func (m *MetricsWriter) Flush() error {
 //	signals := make(chan os.Signal, 1)
 //	signal.Notify(signals, syscall.SIGTERM, syscall.SIGUSR1)
 //	...
-//	if ends, err := sw.AnyRank(ctx, w.Comm(), len(signals) > 0); err != nil || ends {
+//	ends, err := sw.AnyRank(ctx, w.Comm(), len(signals) > 0)
+//	if err != nil {
+//		return err
+//	}
+//	if ends {
 //		break // save, on all ranks at the same step
 //	}
 func AnyRank(ctx context.Context, g *Comm, says bool) (bool, error) {

@@ -9,15 +9,15 @@ import (
 // function like any other.
 type Schedule func(step int64) float64
 
-// CosineSchedule rises from 0 to 1 in the first warmup steps, and falls along half a cosine to least in the last of
-// all: get_cosine_schedule_with_warmup of transformers, if least is 0. Later steps stay at least.
+// CosineSchedule rises from 0 to 1 in the first warmup steps, and falls along half a cosine to least at step steps, one
+// behind the last: get_cosine_schedule_with_warmup of transformers, if least is 0. Later steps stay at least.
 func CosineSchedule(warmup, steps int64, least float64) Schedule {
 	return warmedUp(warmup, steps, func(done float64) float64 {
 		return least + (1-least)*0.5*(1+math.Cos(math.Pi*done))
 	})
 }
 
-// LinearSchedule rises from 0 to 1 in the first warmup steps, and falls in a line to least in the last of all:
+// LinearSchedule rises from 0 to 1 in the first warmup steps, and falls in a line to least at step steps:
 // get_linear_schedule_with_warmup of transformers, if least is 0. Later steps stay at least.
 func LinearSchedule(warmup, steps int64, least float64) Schedule {
 	return warmedUp(warmup, steps, func(done float64) float64 { return 1 - (1-least)*done })

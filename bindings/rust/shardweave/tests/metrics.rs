@@ -17,7 +17,7 @@ fn metrics_are_lines_and_events() {
     assert!(text.ends_with("\"loss\":2.5,\"lr\":\"NaN\"}\n"), "{text}");
 
     let log = MetricsWriter::json_lines(&path).unwrap();
-    World::threads(2).run(|world| log.write(i64::from(world.rank()), &[])).unwrap();
+    World::threads(2).run(|world| log.write(world.rank() as i64, &[])).unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 5);
 
     let events = MetricsWriter::events(folder.join("events"), 0).unwrap();
