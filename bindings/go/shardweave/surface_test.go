@@ -129,7 +129,7 @@ var functions = map[string]any{
 	"Randn": sw.Randn, "Scalar": sw.Scalar[float32], "Stack": sw.Stack, "Zeros": sw.Zeros,
 	// Those without handles.
 	"Counting": sw.Counting, "DeferredInit": sw.DeferredInit, "FindOp": sw.FindOp, "FromEnvironment": sw.FromEnvironment, "Join": sw.Join,
-	"CreateEventFile": sw.CreateEventFile, "OpenJSONLines": sw.OpenJSONLines, "OpenTokenFile": sw.OpenTokenFile, "ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "RunRanks": sw.RunRanks, "Seed": sw.Seed, "Seeded": sw.Seeded,
+	"CreateEventFile": sw.CreateEventFile, "OpenJSONLines": sw.OpenJSONLines, "OpenTokenFile": sw.OpenTokenFile, "ParseLayout": sw.ParseLayout, "ParsePlan": sw.ParsePlan, "ReadPretrainedConfig": sw.ReadPretrainedConfig, "RunRanks": sw.RunRanks, "Seed": sw.Seed, "Seeded": sw.Seeded,
 	"FindCheckpoint": sw.FindCheckpoint, "ListCheckpoints": sw.ListCheckpoints, "VerifyCheckpoint": sw.VerifyCheckpoint,
 	"SetHandleChecks": sw.SetHandleChecks, "SetLog": sw.SetLog, "SetNumThreads": sw.SetNumThreads, "Spawn": sw.Spawn,
 }
@@ -139,6 +139,7 @@ var cannotFail = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of
 	"CosineSchedule": true, "CreateGraph": true, "Dim": true, "Failed": true, "Float16Of": true, "From": true, "FromRank": true, "LinearSchedule": true, "LiveHandles": true, "MustFindOp": true,
 	"MustParseLayout": true, "Named": true, "NewPlan": true, "Range": true, "RankOf": true, "RetainGraph": true, "StepSchedule": true, "Tensors": true,
 	"To":           true,
+	"AllowMissingWeights": true, "AllowUnexpectedWeights": true, "AllowUnknownKeys": true, "WithMaxFileBytes": true, "WithSavedDType": true,
 	"AllowMissing": true, "AllowUnexpected": true, "WithCast": true, "WithKeepLast": true, "WithSkipIfBusy": true, "WithVerification": true, "WithWriteTimeout": true,
 	"WSDSchedule": true, "WithAdafactorEps": true, "WithBackoff": true, "WithBeta2Decay": true, "WithClipThreshold": true, "WithGradientHook": true,
 	"WithGrowth": true, "WithIteration": true, "WithIterationDType": true, "WithMuonEps": true, "WithMuonMomentum": true, "WithPowerSGD": true,
