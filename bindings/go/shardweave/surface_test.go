@@ -138,7 +138,7 @@ var functions = map[string]any{
 var cannotFail = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of": true, "BuildInfo": true,
 	"CosineSchedule": true, "CreateGraph": true, "Dim": true, "Failed": true, "Float16Of": true, "From": true, "FromRank": true, "LinearSchedule": true, "LiveHandles": true, "MustFindOp": true,
 	"MustParseLayout": true, "Named": true, "NewPlan": true, "Range": true, "RankOf": true, "RetainGraph": true, "StepSchedule": true, "Tensors": true,
-	"To":           true,
+	"To":                  true,
 	"AllowMissingWeights": true, "AllowUnexpectedWeights": true, "AllowUnknownKeys": true, "WithMaxFileBytes": true, "WithSavedDType": true,
 	"AllowMissing": true, "AllowUnexpected": true, "WithCast": true, "WithKeepLast": true, "WithSkipIfBusy": true, "WithVerification": true, "WithWriteTimeout": true,
 	"WSDSchedule": true, "WithAdafactorEps": true, "WithBackoff": true, "WithBeta2Decay": true, "WithClipThreshold": true, "WithGradientHook": true,
