@@ -626,7 +626,7 @@ TEST(TrainerTest, ALossThatIsNoNumber) {
   const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
     Trainee trainee(mesh, Way::kDdp, {.steps = 1});
     trainee.trainer().run(
-        [&]() -> std::optional<at::Tensor> { return zeros({2}, mesh, {Replicate()}); });
+        [&](int64_t) -> std::optional<at::Tensor> { return zeros({2}, mesh, {Replicate()}); });
   });
   EXPECT_THAT(std::string(status.message()), HasSubstr("the loss has 2 elements; wanted a number"));
 }
