@@ -197,7 +197,7 @@ struct PendingTensor::State {
   bool moving = false;
   CollectiveTransfer transfer;  // under way, if `moving`
   std::optional<CollectiveSpan> span;
-  Work work;
+  TensorWork work;
   at::Tensor result;  // undefined: not yet
 };
 

@@ -21,6 +21,7 @@
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/engine/tensor_work.h"
 #include "torch/nn/module.h"
 
 namespace shardweave {
@@ -207,7 +208,9 @@ void broadcast_buffers(torch::nn::Module& module, const MeshPtr& mesh, const std
                 Layout(),
                 Layout()};
       });
-      throw_if_error(comm.broadcast(comm_buffer(flat), 0, {.tag = kFunction}).wait());
+      const CallOptions options = {.tag = kFunction, .stream = current_stream(flat.device())};
+      throw_if_error(
+          TensorWork(comm.broadcast(comm_buffer(flat), 0, options), flat.device()).wait());
     }
     int64_t at = 0;
     for (size_t i = 0; i < some.parts.size(); ++i) {

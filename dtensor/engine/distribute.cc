@@ -6,6 +6,7 @@
 #include "ATen/ops/empty.h"
 #include "c10/util/accumulate.h"
 #include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/tensor_work.h"
 #include "shardweave/dtensor/observe/observer.h"
 
 namespace shardweave::dtensor_internal {
@@ -70,8 +71,11 @@ class FromSource {
     return static_cast<int>(rank);
   }
 
-  CallOptions options() const {
-    return {.timeout = absl::ZeroDuration(), .tag = cause_.name, .fingerprint = fingerprint_};
+  CallOptions options(c10::Device device = at::kCPU) const {
+    return {.timeout = absl::ZeroDuration(),
+            .tag = cause_.name,
+            .fingerprint = fingerprint_,
+            .stream = current_stream(device)};
   }
 
   void meet() const {
@@ -86,7 +90,9 @@ class FromSource {
     const CollectiveSpan span(context_, cause_, [&]() -> Sending {
       return sending("broadcast", dims, static_cast<int64_t>(data.nbytes()));
     });
-    throw_if_error(comm.broadcast(comm_buffer(data), root(dims), options()).wait());
+    const c10::Device device = data.device();
+    throw_if_error(
+        TensorWork(comm.broadcast(comm_buffer(data), root(dims), options(device)), device).wait());
     return data;
   }
 
@@ -113,8 +119,11 @@ class FromSource {
           "scatter", cutting_,
           c10::multiply_integers(spec_.sizes) * static_cast<int64_t>(whole.element_size()));
     });
-    throw_if_error(
-        comm.all_to_all_v(comm_buffer(parts), to, comm_buffer(mine), from, options()).wait());
+    const c10::Device device = mine.device();
+    throw_if_error(TensorWork(comm.all_to_all_v(comm_buffer(parts), to, comm_buffer(mine), from,
+                                                options(device)),
+                              device)
+                       .wait());
     return mine;
   }
 

@@ -311,13 +311,12 @@ CollectiveUnderWay FlatRow::all_gather(const at::Tensor& stretch, const at::Tens
             std::move(parameters)};
   });
   const About about(*context_, provenance);
-  const CallOptions options = {
-      .timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = fingerprint(*context_)};
+  const CallOptions options = collective_options(*context_, flat.device(), cause.name);
   Communicator& comm = context_->communicator(mesh_dim_);
   Work work = is_equal_ ? comm.all_gather(comm_buffer(stretch), comm_buffer(flat), options)
                         : comm.all_gather_v(comm_buffer(stretch), comm_buffer(flat),
                                             numbers(counts_, flat), options);
-  return {std::move(work), std::move(span)};
+  return {TensorWork(std::move(work), flat.device()), std::move(span)};
 }
 
 bool GradientScatter::takes(const FlatRow& row, size_t i, const at::Tensor& grad) {
@@ -399,14 +398,13 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
             std::move(parameters)};
   });
   const About about(context, all);
-  const CallOptions call = {
-      .timeout = absl::ZeroDuration(), .tag = cause.name, .fingerprint = fingerprint(context)};
+  const CallOptions call = collective_options(context, out_.device(), cause.name);
   Communicator& comm = context.communicator(mesh_dim);
   Work work = row.is_equal()
                   ? comm.reduce_scatter(comm_buffer(in_), comm_buffer(out_), ReduceOp::kSum, call)
                   : comm.reduce_scatter_v(comm_buffer(in_), comm_buffer(out_), numbers(kept, in_),
                                           ReduceOp::kSum, call);
-  under_way_.emplace(std::move(work), std::move(span));
+  under_way_.emplace(TensorWork(std::move(work), out_.device()), std::move(span));
 }
 
 void GradientScatter::finish() {

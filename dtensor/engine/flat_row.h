@@ -19,9 +19,9 @@
 #include "ATen/core/Tensor.h"
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
-#include "shardweave/comm/work.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/tensor_work.h"
 #include "shardweave/dtensor/observe/observer.h"
 #include "shardweave/dtensor/spec.h"
 
@@ -55,7 +55,7 @@ std::string why_not_kept(const Spec& whole, const Layout& layout, const DeviceMe
 // A collective that was issued. Dropped, it waits: the network uses the memory.
 class CollectiveUnderWay {
  public:
-  CollectiveUnderWay(Work work, CollectiveSpan span)
+  CollectiveUnderWay(TensorWork work, CollectiveSpan span)
       : work_(std::move(work)), span_(std::move(span)) {}
   ~CollectiveUnderWay() { (void)wait(); }
   CollectiveUnderWay(CollectiveUnderWay&&) = default;
@@ -68,7 +68,7 @@ class CollectiveUnderWay {
   }
 
  private:
-  Work work_;
+  TensorWork work_;
   std::optional<CollectiveSpan> span_;
 };
 

@@ -9,6 +9,7 @@
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "c10/core/DeviceGuard.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
 #include "shardweave/dtensor/dtensor.h"
@@ -484,6 +485,7 @@ void FsdpUnit::begin_gather() {
   c10::StorageImpl* storage = flat_.storage().unsafeGetStorageImpl();
   if (!is_allocated_) {
     const auto bytes = static_cast<size_t>(flat_bytes());
+    const c10::DeviceGuard on(flat_.device());
     storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
     storage->set_nbytes(bytes);
     is_allocated_ = true;

@@ -26,7 +26,7 @@ struct Bucket {
   int64_t bytes = 0;
   CollectiveTransfer transfer;
   std::optional<CollectiveSpan> span;
-  Work work;
+  TensorWork work;
 };
 
 bool same_collective(const CollectiveTransfer& a, const CollectiveTransfer& b) {

@@ -1,8 +1,18 @@
 #include "shardweave/dtensor/engine/mesh_context.h"
 
 #include "ATen/autocast_mode.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 
 namespace shardweave::dtensor_internal {
+namespace {
+
+// "cuda" is the thread's current device.
+c10::Device with_index(c10::Device device) {
+  if (!device.is_cuda() || device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+}  // namespace
 
 MeshContext::MeshContext(ConnectedMesh& mesh)
     : random(seeded(mesh.mesh(), PhiloxState().seed)), mesh_(&mesh) {
@@ -31,12 +41,13 @@ Communicator& MeshContext::communicator(absl::Span<const int> mesh_dims) {
 SpecRef MeshContext::intern(const Layout& layout, absl::Span<const int64_t> sizes,
                             absl::Span<const int64_t> strides, at::ScalarType dtype,
                             c10::Device device, CutOrigins origins) {
-  const SpecParts parts{layout, sizes, strides, dtype, device, of_cuts(origins, layout)};
+  const SpecParts parts{layout, sizes,  strides,
+                        dtype,  with_index(device), of_cuts(origins, layout)};
   SpecRef spec = specs_.find(parts);
   if (spec != nullptr) return spec;
   throw_if_error(validate(layout, mesh().shape(), sizes));
   spec = c10::make_intrusive<const Spec>(this, layout, Dims(sizes.begin(), sizes.end()),
-                                         Dims(strides.begin(), strides.end()), dtype, device,
+                                         Dims(strides.begin(), strides.end()), dtype, parts.device,
                                          parts.origins);
   specs_.insert(spec);
   return spec;

@@ -9,6 +9,7 @@
 #include "shardweave/comm/communicator.h"
 #include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/provenance.h"
+#include "shardweave/dtensor/engine/tensor_work.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -74,10 +75,8 @@ CollectiveUnderWay FsdpUnit::gather_from_neighbours() {
   });
   const About about(*context_, provenance());
   Work work = group.all_gather_v(comm_buffer(part_), comm_buffer(flat_), counts,
-                                 {.timeout = absl::ZeroDuration(),
-                                  .tag = "fully_shard",
-                                  .fingerprint = fingerprint(*context_)});
-  return {std::move(work), std::move(span)};
+                                 collective_options(*context_, flat_.device(), "fully_shard"));
+  return {TensorWork(std::move(work), flat_.device()), std::move(span)};
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -341,21 +341,22 @@ PlanRef plan_for(MeshContext& context, const SpecRef& from, const SpecRef& to) {
   return plan;
 }
 
-Work send(MeshContext& context, const CollectiveTransfer& transfer, std::string_view tag) {
+TensorWork send(MeshContext& context, const CollectiveTransfer& transfer, std::string_view tag) {
   Communicator& comm = context.communicator(transfer.mesh_dims);
   const Buffer in = comm_buffer(transfer.input);
   const Buffer out = comm_buffer(transfer.output);
-  const CallOptions options{
-      .timeout = absl::ZeroDuration(), .tag = tag, .fingerprint = fingerprint(context)};
+  const c10::Device device = transfer.output.device();
+  const CallOptions options = collective_options(context, device, tag);
   switch (transfer.op) {
     case OpKind::kAllReduce:
-      return comm.all_reduce(in, out, transfer.reduce_op, options);
+      return {comm.all_reduce(in, out, transfer.reduce_op, options), device};
     case OpKind::kAllGatherV:
-      return comm.all_gather_v(in, out, transfer.out_counts, options);
+      return {comm.all_gather_v(in, out, transfer.out_counts, options), device};
     case OpKind::kReduceScatterV:
-      return comm.reduce_scatter_v(in, out, transfer.in_counts, transfer.reduce_op, options);
+      return {comm.reduce_scatter_v(in, out, transfer.in_counts, transfer.reduce_op, options),
+              device};
     case OpKind::kAllToAllV:
-      return comm.all_to_all_v(in, transfer.in_counts, out, transfer.out_counts, options);
+      return {comm.all_to_all_v(in, transfer.in_counts, out, transfer.out_counts, options), device};
     default:
       break;
   }

@@ -14,6 +14,7 @@
 #include "shardweave/comm/communicator.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/plans.h"
+#include "shardweave/dtensor/engine/tensor_work.h"
 #include "shardweave/placement/redistribute_plan.h"
 
 namespace shardweave::dtensor_internal {
@@ -43,8 +44,8 @@ struct CollectiveTransfer {
   std::function<at::Tensor(const at::Tensor& output)> unpack;
 };
 
-// Issues the collective; the transfer must stay until it is done.
-Work send(MeshContext& context, const CollectiveTransfer& transfer, std::string_view tag);
+// Issues the collective; the transfer must stay until it has been waited for.
+TensorWork send(MeshContext& context, const CollectiveTransfer& transfer, std::string_view tag);
 
 // A collective as those see it who look (observer.h).
 struct Sending {

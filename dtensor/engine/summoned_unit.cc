@@ -12,6 +12,7 @@
 #include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/engine/tensor_work.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -165,8 +166,7 @@ void FsdpUnit::exchange(int64_t rank, const at::Tensor& flat, const at::Tensor& 
   });
   Communicator& comm = context_->communicator(dim);
   const About about(*context_, provenance());
-  const CallOptions options = {
-      .timeout = absl::ZeroDuration(), .tag = kSummon, .fingerprint = fingerprint(*context_)};
+  const CallOptions options = collective_options(*context_, shard_.device(), kSummon);
   Coalescing group(comm);
   if (!flat.defined()) {
     if (stretch.numel() > 0) {
@@ -185,7 +185,7 @@ void FsdpUnit::exchange(int64_t rank, const at::Tensor& flat, const at::Tensor& 
               : comm.send(comm_buffer(its), peer, 0, options);
     }
   }
-  throw_if_error(group.finish().wait());
+  throw_if_error(TensorWork(group.finish(), shard_.device()).wait());
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -15,8 +15,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
+#include "shardweave/comm/buffer.h"
 #include "shardweave/comm/nccl/nccl_options.h"
 
 namespace shardweave {
@@ -68,6 +70,11 @@ class FakeGpu {
   virtual void release(void* memory) = 0;
   // Where its contents are, for a look when nothing is under way.
   virtual void* contents(const void* memory) = 0;
+
+  // Runs `work` in the order of a stream of `device`, on the stream's thread; null: its default one.
+  virtual void enqueue(int device, DeviceStream stream, std::function<void()> work) = 0;
+  // Until a stream has done what is on it by now.
+  virtual void synchronize(int device, DeviceStream stream) = 0;
 
   // Events that nobody has destroyed; operations that a device runs; whether it has a context.
   virtual int events() = 0;

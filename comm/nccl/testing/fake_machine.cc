@@ -186,9 +186,17 @@ int& FakeMachine::capture_mode() {
   return mode;
 }
 
-FakeStream* FakeMachine::stream(CudaStream handle) {
+void FakeMachine::enqueue(int device, DeviceStream handle, std::function<void()> work) {
+  stream(device, static_cast<CudaStream>(handle.handle))->add(std::move(work));
+}
+
+void FakeMachine::synchronize(int device, DeviceStream handle) {
+  stream(device, static_cast<CudaStream>(handle.handle))->synchronize();
+}
+
+FakeStream* FakeMachine::stream(int device, CudaStream handle) {
   const std::lock_guard lock(mutex_);
-  if (handle == nullptr) return default_streams_.at(current_device()).get();
+  if (handle == nullptr) return default_streams_.at(device).get();
   const auto found = streams_.find(handle);
   return found == streams_.end() ? nullptr : found->second.get();
 }

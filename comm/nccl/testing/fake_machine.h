@@ -95,6 +95,8 @@ class FakeMachine : public FakeGpu {
   void* allocate(int device, size_t bytes) override;
   void release(void* memory) override;
   void* contents(const void* memory) override;
+  void enqueue(int device, DeviceStream stream, std::function<void()> work) override;
+  void synchronize(int device, DeviceStream stream) override;
   int events() override;
   int running(int device) override { return running_[device].load(); }
   bool has_context(int device) override { return contexts_[device].load(); }
@@ -120,7 +122,8 @@ class FakeMachine : public FakeGpu {
   // Of the calling thread: 0 where calls are forbidden that another thread's capture forbids.
   int& capture_mode();
   // Null: the current device's default stream. Null if there is none of that name.
-  FakeStream* stream(CudaStream handle);
+  FakeStream* stream(CudaStream handle) { return stream(current_device(), handle); }
+  FakeStream* stream(int device, CudaStream handle);
   CudaStream make_stream();
   bool destroy_stream(CudaStream handle);
   FakeEvent* event(CudaEvent handle);

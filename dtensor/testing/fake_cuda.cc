@@ -1,0 +1,518 @@
+#include "shardweave/dtensor/testing/fake_cuda.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "ATen/EmptyTensor.h"
+#include "ATen/Parallel.h"
+#include "ATen/core/dispatch/Dispatcher.h"
+#include "ATen/detail/CUDAHooksInterface.h"
+#include "ATen/ops/_fused_sdp_choice.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/empty_strided.h"
+#include "ATen/ops/from_blob.h"
+#include "c10/core/Allocator.h"
+#include "c10/core/DeviceGuard.h"
+#include "c10/core/impl/DeviceGuardImplInterface.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
+#include "gtest/gtest.h"
+#include "shardweave/comm/inproc/inproc.h"
+#include "shardweave/comm/nccl/nccl_backend.h"
+#include "shardweave/comm/nccl/testing/fake_device.h"
+#include "shardweave/comm/status_exception.h"
+#include "shardweave/comm/world.h"
+#include "torch/library.h"
+
+namespace shardweave::testing {
+namespace {
+
+using c10::IValue;
+
+constexpr int kDevices = 8;
+
+FakeGpu& gpu() {
+  return fake_gpu_of_tests();
+}
+
+// --- devices and streams -------------------------------------------------------------------------
+
+thread_local c10::DeviceIndex device_here = 0;
+thread_local c10::StreamId streams_here[kDevices] = {};  // 0: the default one; else a handle
+std::atomic<int64_t> waits[kDevices];  // of the host for this device, by all threads
+
+DeviceStream handle_of(c10::StreamId id) {
+  return {reinterpret_cast<void*>(id)};
+}
+DeviceStream stream_here(c10::DeviceIndex device) {
+  return handle_of(streams_here[device]);
+}
+
+// Its work comes after what is on the stream now.
+void enqueue(c10::DeviceIndex device, std::function<void()> work) {
+  gpu().enqueue(device, stream_here(device), std::move(work));
+}
+
+class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  using Event = std::shared_future<void>;
+
+  FakeGuard() = default;
+  explicit FakeGuard(c10::DeviceType) {}
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  c10::Device exchangeDevice(c10::Device d) const override {
+    const c10::Device before = getDevice();
+    setDevice(d);
+    return before;
+  }
+  c10::Device getDevice() const override { return {c10::kCUDA, device_here}; }
+  void setDevice(c10::Device d) const override {
+    if (d.has_index()) device_here = d.index();
+  }
+  void uncheckedSetDevice(c10::Device d) const noexcept override { setDevice(d); }
+  c10::Stream getStream(c10::Device d) const override {
+    const c10::DeviceIndex index = d.has_index() ? d.index() : device_here;
+    return {c10::Stream::UNSAFE, {c10::kCUDA, index}, streams_here[index]};
+  }
+  c10::Stream getDefaultStream(c10::Device d) const override {
+    return {c10::Stream::DEFAULT, {c10::kCUDA, d.has_index() ? d.index() : device_here}};
+  }
+  c10::Stream getNewStream(c10::Device d, int) const override {
+    const c10::DeviceIndex index = d.has_index() ? d.index() : device_here;
+    static std::mutex mutex;
+    static auto& devices = *new std::vector<std::shared_ptr<TestDevice>>(kDevices);
+    const std::lock_guard lock(mutex);
+    if (devices[index] == nullptr) devices[index] = fake_device(index);
+    return {c10::Stream::UNSAFE,
+            {c10::kCUDA, index},
+            reinterpret_cast<c10::StreamId>(devices[index]->make_stream().handle)};
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override {
+    return getNewStream(d, 0);
+  }
+  c10::Stream exchangeStream(c10::Stream s) const override {
+    const c10::Stream before = getStream(s.device());
+    streams_here[s.device_index()] = s.id();
+    return before;
+  }
+  void* getStreamNativeHandle(const c10::Stream s) const override {
+    return handle_of(s.id()).handle;
+  }
+  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+
+  void record(void** event, const c10::Stream& s, c10::DeviceIndex,
+              c10::EventFlag) const override {
+    const auto done = std::make_shared<std::promise<void>>();
+    if (*event == nullptr) *event = new Event();
+    *static_cast<Event*>(*event) = done->get_future().share();
+    gpu().enqueue(s.device_index(), handle_of(s.id()), [done] { done->set_value(); });
+  }
+  void block(void* event, const c10::Stream& s) const override {
+    if (event == nullptr) return;
+    gpu().enqueue(s.device_index(), handle_of(s.id()),
+                  [its = *static_cast<Event*>(event)] { its.wait(); });
+  }
+  bool queryEvent(void* event) const override {
+    return event == nullptr || static_cast<Event*>(event)->wait_for(std::chrono::seconds(0)) ==
+                                   std::future_status::ready;
+  }
+  void synchronizeEvent(void* event) const override {
+    ++waits[device_here];
+    if (event != nullptr) static_cast<Event*>(event)->wait();
+  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    delete static_cast<Event*>(event);
+  }
+  void synchronizeStream(const c10::Stream& s) const override {
+    ++waits[s.device_index()];
+    gpu().synchronize(s.device_index(), handle_of(s.id()));
+  }
+  bool queryStream(const c10::Stream& s) const override {
+    synchronizeStream(s);
+    return true;
+  }
+  void synchronizeDevice(c10::DeviceIndex device) const override {
+    synchronizeStream(getStream({c10::kCUDA, device}));
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard);
+
+// What LibTorch asks where it wants to know whether there is a GPU.
+struct FakeHooks final : at::CUDAHooksInterface {
+  explicit FakeHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  int getNumGPUs() const override { return kDevices; }
+  c10::DeviceIndex deviceCount() const override { return kDevices; }
+  c10::DeviceIndex current_device() const override { return device_here; }
+  c10::DeviceIndex getCurrentDevice() const override { return device_here; }
+};
+
+}  // namespace
+}  // namespace shardweave::testing
+
+namespace at {
+using FakeHooksOfTests = shardweave::testing::FakeHooks;
+REGISTER_CUDA_HOOKS(FakeHooksOfTests);
+}  // namespace at
+
+namespace shardweave::testing {
+namespace {
+
+// --- memory --------------------------------------------------------------------------------------
+
+struct Piece {
+  void* memory;
+  c10::DeviceIndex device;
+  DeviceStream stream;  // where it was made
+};
+
+class FakeAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device device(c10::kCUDA, device_here);
+    if (bytes == 0) return {nullptr, device};
+    void* const memory = gpu().allocate(device_here, bytes);
+    TORCH_CHECK(memory != nullptr, "CUDA out of memory (of the fake): ", bytes, " bytes");
+    return {memory, new Piece{memory, device_here, stream_here(device_here)}, &release, device};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, size_t) const override {
+    TORCH_CHECK(false, "the fake's allocator copies nothing");
+  }
+
+ private:
+  // Reused by what comes later on its stream.
+  static void release(void* context) {
+    const std::unique_ptr<Piece> piece(static_cast<Piece*>(context));
+    gpu().enqueue(piece->device, piece->stream,
+                  [memory = piece->memory] { gpu().release(memory); });
+  }
+};
+
+FakeAllocator allocator;
+REGISTER_ALLOCATOR(c10::kCUDA, &allocator);
+
+c10::DispatchKeySet cuda_keys() {
+  return c10::DispatchKeySet(c10::DispatchKey::CUDA);
+}
+
+at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout>, std::optional<c10::Device> device, std::optional<bool>,
+                 std::optional<at::MemoryFormat> format) {
+  const c10::OptionalDeviceGuard on(device);
+  return at::detail::empty_generic(sizes, &allocator, cuda_keys(), c10::dtype_or_default(dtype),
+                                   format);
+}
+
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                         std::optional<c10::Device> device, std::optional<bool>) {
+  const c10::OptionalDeviceGuard on(device);
+  return at::detail::empty_strided_generic(sizes, strides, &allocator, cuda_keys(),
+                                           c10::dtype_or_default(dtype));
+}
+
+// --- operators -----------------------------------------------------------------------------------
+
+// The same memory, as the host reaches it. When the stream is there, not before.
+at::Tensor reached(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  void* const memory = storage.mutable_data();
+  at::Tensor bytes =
+      memory == nullptr
+          ? at::empty({0}, at::kByte)
+          : at::from_blob(gpu().contents(memory), {static_cast<int64_t>(storage.nbytes())},
+                          at::kByte);
+  at::Tensor result = at::empty({0}, at::TensorOptions(tensor.scalar_type()));
+  c10::TensorImpl* const impl = result.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(bytes.storage());
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  if (tensor.is_conj()) result._set_conj(true);
+  if (tensor.is_neg()) result._set_neg(true);
+  return result;
+}
+
+// Of a temporary on the host, in the order of the stream.
+void write_later(const at::Tensor& device, const at::Tensor& value) {
+  if (value.numel() == 0) return;
+  // Memory of the device that another tensor gets meanwhile is written no earlier than that.
+  enqueue(device.device().index(), [to = reached(device), from = value.contiguous()] {
+    const c10::InferenceMode no_autograd;
+    to.copy_(from);
+  });
+}
+
+at::Tensor uploaded(const at::Tensor& value, c10::Device device) {
+  const at::Tensor result =
+      empty_strided(value.sizes(), value.strides(), value.scalar_type(), {}, device, {});
+  if (value.is_conj()) result._set_conj(true);
+  if (value.is_neg()) result._set_neg(true);
+  write_later(result, value);
+  return result;
+}
+
+const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes,
+                          std::optional<at::MemoryFormat> format) {
+  c10::TensorImpl* const impl = self.unsafeGetTensorImpl();
+  const int64_t bytes =
+      (impl->storage_offset() + c10::multiply_integers(sizes)) * self.element_size();
+  c10::StorageImpl* const storage = self.storage().unsafeGetStorageImpl();
+  if (static_cast<int64_t>(storage->nbytes()) < bytes) {
+    const c10::DeviceGuard on(self.device());
+    c10::DataPtr larger = allocator.allocate(bytes);
+    if (storage->nbytes() > 0) {
+      enqueue(self.device().index(),
+              [from = gpu().contents(storage->data()), to = gpu().contents(larger.get()),
+               n = storage->nbytes()] { std::memcpy(to, from, n); });
+    }
+    storage->set_data_ptr_noswap(std::move(larger));
+    storage->set_nbytes(bytes);
+  }
+  impl->set_sizes_contiguous(sizes);
+  if (format.has_value() && *format != at::MemoryFormat::Preserve) {
+    impl->empty_tensor_restride(*format);
+  }
+  return self;
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
+  const at::Tensor from = source.expand(self.sizes());
+  for (const at::Tensor& t : {self, from}) {
+    if (t.is_cuda()) gpu().synchronize(t.device().index(), stream_here(t.device().index()));
+  }
+  const at::Tensor value = from.is_cuda() ? reached(from) : from;
+  if (self.is_cuda()) {
+    write_later(self, at::empty(self.sizes(), self.options().device(at::kCPU)).copy_(value));
+  } else {
+    ++waits[from.device().index()];
+    self.copy_(value);
+  }
+  return self;
+}
+
+void record_stream(at::Tensor&, c10::Stream) {}
+
+int64_t sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                   const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool) {
+  return 0;  // by LibTorch's own operators: no kernel of CUDA is here
+}
+
+// One call of an operator on the host.
+class HostCall {
+ public:
+  HostCall(const c10::OperatorHandle& op, c10::Stack& stack) : op_(op), stack_(stack) {}
+
+  void run() {
+    const auto& arguments = op_.schema().arguments();
+    const size_t first = stack_.size() - arguments.size();
+    for (size_t i = 0; i < arguments.size(); ++i) find_device(stack_[first + i]);
+    TORCH_CHECK(device_.has_value(), c10::toString(op_.operator_name()), ": on which device?");
+    gpu().synchronize(device_->index(), stream_here(device_->index()));
+    if (op_.operator_name().name == "aten::_local_scalar_dense" ||
+        op_.operator_name().name == "aten::equal" ||
+        op_.operator_name().name == "aten::nonzero" ||
+        op_.operator_name().name == "aten::masked_select") {
+      ++waits[device_->index()];
+    }
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const c10::AliasInfo* const alias = arguments[i].alias_info();
+      writes_ = alias != nullptr && alias->isWrite();
+      stack_[first + i] = to_host(stack_[first + i]);
+    }
+    {
+      const c10::impl::ExcludeDispatchKeyGuard no_cuda(c10::DispatchKeySet(c10::DispatchKey::CUDA));
+      op_.callBoxed(&stack_);
+    }
+    for (const Operand& o : operands_) {
+      if (!o.written) continue;
+      if (o.there.sizes() != o.here.sizes()) resize_(o.there, o.here.sizes(), std::nullopt);
+      write_later(o.there, o.here);
+    }
+    const size_t results = op_.schema().returns().size();
+    for (size_t i = stack_.size() - results; i < stack_.size(); ++i) {
+      stack_[i] = to_device(stack_[i]);
+    }
+  }
+
+ private:
+  struct Operand {
+    at::Tensor there, here;
+    bool written;
+  };
+
+  void find_device(const IValue& value) {
+    if (device_.has_value()) return;
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda()) {
+      device_ = value.toTensor().device();
+    } else if (value.isDevice() && value.toDevice().is_cuda()) {
+      device_ = c10::Device(c10::kCUDA,
+                            value.toDevice().has_index() ? value.toDevice().index() : device_here);
+    } else if (value.isList()) {
+      for (const IValue& e : value.toListRef()) find_device(e);
+    }
+  }
+
+  at::Tensor to_host(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+    for (Operand& o : operands_) {
+      if (!o.there.is_same(tensor)) continue;
+      if (writes_ && !o.written) break;  // read elsewhere in this call
+      return o.here;
+    }
+    at::Tensor here = reached(tensor);
+    if (writes_) {
+      at::Tensor own = at::empty_strided(here.sizes(), here.strides(), here.options());
+      own.copy_(here);
+      here = own;
+    }
+    operands_.push_back({tensor, here, writes_});
+    return here;
+  }
+
+  IValue to_host(const IValue& value) {
+    if (value.isTensor()) return to_host(value.toTensor());
+    if (value.isDevice()) return value.toDevice().is_cuda() ? c10::Device(at::kCPU) : value;
+    if (!value.isList()) return value;
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : value.toTensorVector()) list.push_back(to_host(t));
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector()) {
+        list.push_back(t.has_value() ? std::make_optional(to_host(*t)) : std::nullopt);
+      }
+      return list;
+    }
+    return value;
+  }
+
+  at::Tensor to_device(const at::Tensor& result) {
+    if (!result.defined()) return result;
+    for (const Operand& o : operands_) {
+      if (o.here.is_same(result)) return o.there;
+    }
+    for (const Operand& o : operands_) {
+      if (o.written || !result.storage().data_ptr() ||
+          result.storage().data() != o.here.storage().data()) {
+        continue;
+      }
+      at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
+          c10::TensorImpl::VIEW, c10::Storage(o.there.storage()), cuda_keys(),
+          c10::scalarTypeToTypeMeta(result.scalar_type()));
+      view.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides(),
+                                                        result.storage_offset());
+      if (result.is_conj()) view._set_conj(true);
+      if (result.is_neg()) view._set_neg(true);
+      return view;
+    }
+    return uploaded(result, *device_);
+  }
+
+  IValue to_device(const IValue& value) {
+    if (value.isTensor()) return to_device(value.toTensor());
+    if (!value.isTensorList()) return value;
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : value.toTensorVector()) list.push_back(to_device(t));
+    return list;
+  }
+
+  const c10::OperatorHandle& op_;
+  c10::Stack& stack_;
+  std::optional<c10::Device> device_;
+  bool writes_ = false;  // of the argument at hand
+  std::vector<Operand> operands_;
+};
+
+void run_on_host(const c10::OperatorHandle& op, c10::Stack* stack) {
+  HostCall(op, *stack).run();
+}
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("resize_", &resize_);
+  m.impl("copy_", &copy_);
+  m.impl("record_stream", &record_stream);
+  m.impl("_fused_sdp_choice", &sdp_choice);
+}
+
+}  // namespace
+
+// --- tests ---------------------------------------------------------------------------------------
+
+std::vector<absl::Status> try_on_gpus(const std::vector<MeshDim>& dims,
+                                      const std::function<void(const MeshPtr&)>& body,
+                                      const FakeGpuScript& script) {
+  int ranks = 1;
+  for (const MeshDim& dim : dims) ranks *= static_cast<int>(dim.size);
+  gpu().reset(script);
+  InprocHub hub(ranks);
+  std::vector<absl::Status> results(ranks);
+  const Deadline limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto run_rank = [&](int rank) -> absl::Status {
+    at::set_num_threads(1);
+    device_here = static_cast<c10::DeviceIndex>(rank);
+    auto backend = make_paired_backend(
+        hub.make_backend(rank), connect_nccl({.device = rank, .libraries = fake_libraries()}), {},
+        limit);
+    if (!backend.ok()) return backend.status();
+    World world(Communicator::create(*std::move(backend), {.timeout = absl::Seconds(60)}));
+    const auto failed = [&](const absl::Status& status) {
+      world.comm()->abort(status);
+      return status;
+    };
+    auto mesh = init_device_mesh(world, dims);
+    if (!mesh.ok()) return failed(mesh.status());
+    try {
+      body(*mesh);
+    } catch (const Error& error) {
+      return failed(error.status());
+    } catch (const std::exception& error) {
+      return failed(absl::InternalError(error.what()));
+    }
+    gpu().synchronize(rank, {});
+    return absl::OkStatus();
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { results[rank] = run_rank(rank); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+void on_gpus(const std::vector<MeshDim>& dims, const std::function<void(const MeshPtr&)>& body,
+             const FakeGpuScript& script) {
+  const std::vector<absl::Status> results = try_on_gpus(dims, body, script);
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    EXPECT_TRUE(results[rank].ok()) << "rank " << rank << ": " << results[rank];
+  }
+}
+
+at::Tensor host(const at::Tensor& tensor) {
+  return (is_dtensor(tensor) ? full_tensor(tensor) : tensor).detach().cpu();
+}
+
+int64_t host_waits() {
+  return waits[device_here];
+}
+
+}  // namespace shardweave::testing

@@ -1,0 +1,406 @@
+// DTensors on GPUs: numbers as on the CPU, whatever streams do meanwhile, and no wait of the host.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "absl/strings/str_cat.h"
+#include "c10/core/StreamGuard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/clip_grad_norm.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/grad_sync.h"
+#include "shardweave/dtensor/random.h"
+#include "shardweave/dtensor/redistribute_async.h"
+#include "shardweave/dtensor/testing/fake_cuda.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/nn.h"
+#include "torch/optim/adamw.h"
+
+namespace shardweave {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::host;
+using testing::host_waits;
+using testing::on_gpus;
+using testing::on_mesh;
+using testing::try_on_gpus;
+namespace nn = torch::nn;
+
+// Whoever forgets to wait for one of NCCL's operations, or for what came before it, is too early.
+const FakeGpuScript kSlow = {.delay_microseconds = 500, .operation_milliseconds = 3};
+
+// Small integers: every sum is exact.
+at::Tensor numbers(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
+  return at::arange(c10::multiply_integers(sizes)).mul(5).remainder(7).sub(2).view(sizes).to(dtype);
+}
+
+void expect_equal(const at::Tensor& got, const at::Tensor& want, const std::string& what) {
+  const at::Tensor here = host(got);
+  ASSERT_EQ(here.sizes(), want.sizes()) << what;
+  EXPECT_TRUE(at::equal(here, want)) << what << "\ngot\n" << here << "\nwanted\n" << want;
+}
+
+void expect_close(const at::Tensor& got, const at::Tensor& want, const std::string& what) {
+  const at::Tensor here = host(got);
+  ASSERT_EQ(here.sizes(), want.sizes()) << what;
+  EXPECT_TRUE(at::allclose(here, want, 1e-5, 1e-6)) << what << "\ngot\n"
+                                                    << here << "\nwanted\n"
+                                                    << want;
+}
+
+// --- the fake ------------------------------------------------------------------------------------
+
+TEST(FakeCudaTest, IsLibTorchsDevice) {
+  on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor x = numbers({3, 4}).to(at::kCUDA);
+    EXPECT_EQ(x.device(), at::Device(at::kCUDA, static_cast<int8_t>(mesh->rank().value)));
+    x.requires_grad_();
+    at::Tensor y = (x * 2 + 1).t().matmul(x).sum();
+    y.backward();
+    const at::Tensor z = numbers({3, 4}).requires_grad_();
+    const at::Tensor w = (z * 2 + 1).t().matmul(z).sum();
+    w.backward();
+    expect_close(y, w.detach(), "value");
+    expect_close(x.grad(), z.grad(), "gradient");
+    at::Tensor v = at::zeros({4, 4}, at::kCUDA);
+    v.view({2, 2, 4}).select(1, 1).narrow(1, 1, 2).add_(3);
+    EXPECT_EQ(v.sum().item<float>(), 12);
+  });
+}
+
+// What these tests are worth: a sum that nobody waits for is not seen.
+TEST(FakeCudaTest, WhoDoesNotWaitReadsWhatWasThere) {
+  on_gpus(
+      {{"dp", 2}},
+      [](const MeshPtr& mesh) {
+        const at::Tensor x = at::ones({4}, at::kCUDA);
+        Communicator& comm = **mesh->communicator(0);
+        const Buffer memory{x.data_ptr(), 4, DType::kF32, {DeviceType::kCuda, x.device().index()}};
+        const DeviceStream stream{c10::impl::VirtualGuardImpl(at::kCUDA)
+                                      .getStream(x.device())
+                                      .native_handle()};
+        const Work work = comm.all_reduce(memory, memory, ReduceOp::kSum, {.stream = stream});
+        const at::Tensor early = x + 1;
+        EXPECT_TRUE(work.wait_on(stream).ok());
+        const at::Tensor late = x + 1;
+        expect_equal(early, at::full({4}, 2.0F), "early");
+        expect_equal(late, at::full({4}, 3.0F), "late");
+      },
+      {.operation_milliseconds = 50});
+}
+
+// --- moving --------------------------------------------------------------------------------------
+
+class CudaTest : public ::testing::TestWithParam<std::vector<MeshDim>> {};
+
+std::string name_of(const ::testing::TestParamInfo<std::vector<MeshDim>>& info) {
+  std::string name = "on";
+  for (const MeshDim& dim : info.param) absl::StrAppend(&name, "_", dim.size);
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, CudaTest,
+                         ::testing::Values(std::vector<MeshDim>{{"dp", 1}},
+                                           std::vector<MeshDim>{{"dp", 2}},
+                                           std::vector<MeshDim>{{"dp", 3}},
+                                           std::vector<MeshDim>{{"dp", 2}, {"tp", 2}}),
+                         name_of);
+
+TEST_P(CudaTest, EveryLayoutToEveryLayout) {
+  on_gpus(
+      GetParam(),
+      [](const MeshPtr& mesh) {
+        const at::Tensor whole = numbers({5, 3});
+        const auto layouts = testing::all_layouts(mesh->mesh().ndim(), 2, /*partial=*/true);
+        for (const Placements& from : layouts) {
+          const at::Tensor start = testing::scattered(whole.to(at::kCUDA), mesh, from);
+          for (const Placements& to : layouts) {
+            if (layouts.size() > 4 && (&from - layouts.data() + &to - layouts.data()) % 3 != 0) {
+              continue;  // of 256 on two dimensions every third
+            }
+            const at::Tensor moved = redistribute(start, to);
+            ASSERT_TRUE(to_local(moved).is_cuda());
+            expect_equal(moved, whole, absl::StrCat(describe(start), " -> ", describe(moved)));
+          }
+        }
+      },
+      kSlow);
+}
+
+TEST_P(CudaTest, SeveralUnderWay) {
+  on_gpus(
+      GetParam(),
+      [](const MeshPtr& mesh) {
+        const Placements cut(mesh->mesh().ndim(), Shard(0));
+        std::vector<at::Tensor> wholes, whole_later;
+        std::vector<PendingTensor> pending;
+        for (int i = 0; i < 4; ++i) {
+          wholes.push_back(numbers({7, 2}).add(i));
+          pending.push_back(redistribute_async(
+              distribute_tensor(wholes.back().to(at::kCUDA), mesh, cut, {.source = std::nullopt}),
+              Placements(mesh->mesh().ndim(), Replicate())));
+        }
+        const int64_t before = host_waits();
+        for (PendingTensor& p : pending) whole_later.push_back(p.wait() * 2);
+        EXPECT_EQ(host_waits(), before);
+        for (int i = 0; i < 4; ++i) expect_equal(whole_later[i], wholes[i] * 2, "doubled");
+        // Given up.
+        redistribute_async(distribute_tensor(wholes[0].to(at::kCUDA), mesh, cut),
+                           Placements(mesh->mesh().ndim(), Replicate()));
+      },
+      kSlow);
+}
+
+TEST_P(CudaTest, FromAndToTheHost) {
+  on_gpus(GetParam(), [](const MeshPtr& mesh) {
+    const Placements cut(mesh->mesh().ndim(), Shard(0));
+    const at::Tensor whole = numbers({5, 3});
+    // On the CPU, over the control group.
+    const at::Tensor here = distribute_tensor(whole, mesh, cut);
+    EXPECT_TRUE(to_local(here).is_cpu());
+    const at::Tensor there = here.to(at::kCUDA);
+    EXPECT_EQ(layout_of(there), layout_of(here));
+    EXPECT_TRUE(there.is_cuda());
+    EXPECT_TRUE(to_local(there).is_cuda());
+    expect_equal(there + there, whole * 2, "on the GPU");
+    const at::Tensor back = (there * 3).cpu();
+    EXPECT_TRUE(back.is_cpu());
+    EXPECT_TRUE(to_local(back).is_cpu());
+    EXPECT_TRUE(at::equal(full_tensor(back), whole * 3));
+    // Gradients come back to where a leaf is.
+    at::Tensor leaf = distribute_tensor(whole, mesh, cut).requires_grad_();
+    leaf.to(at::kCUDA).square().sum().backward();
+    EXPECT_TRUE(leaf.grad().is_cpu());
+    EXPECT_TRUE(at::equal(full_tensor(leaf.grad()), whole * 2));
+    // Made there.
+    const at::Tensor ones_there = ones({3, 2}, mesh, cut, at::kCUDA);
+    EXPECT_EQ(to_local(ones_there).device(), ones_there.device());
+    EXPECT_TRUE(ones_there.device().has_index());
+    EXPECT_EQ(host(ones_there).sum().item<float>(), 6);
+  });
+}
+
+TEST_P(CudaTest, RandomNumbersOfTheCpu) {
+  const auto draw = [](const MeshPtr& mesh, c10::Device device) {
+    manual_seed(mesh, 7);
+    const Placements cut(mesh->mesh().ndim(), Shard(0));
+    std::vector<at::Tensor> drawn = {rand({5, 3}, mesh, cut, device),
+                                     randn({5, 3}, mesh, cut, device),
+                                     at::dropout(ones({5, 3}, mesh, cut, device), 0.5, true),
+                                     at::bernoulli(full({5, 3}, 0.5, mesh, cut, device)),
+                                     at::randint_like(ones({5, 3}, mesh, cut, device), 9)};
+    for (at::Tensor& t : drawn) t = host(t);
+    return drawn;
+  };
+  std::vector<at::Tensor> wanted;
+  on_mesh({{"one", 1}}, [&](const MeshPtr& mesh) { wanted = draw(mesh, at::kCPU); });
+  on_gpus(GetParam(), [&](const MeshPtr& mesh) {
+    const std::vector<at::Tensor> got = draw(mesh, at::kCUDA);
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(at::equal(got[i], wanted[i])) << i << "\n" << got[i] << "\n" << wanted[i];
+    }
+  });
+}
+
+// --- training ------------------------------------------------------------------------------------
+
+struct NetImpl : nn::Module {
+  NetImpl() {
+    embed = register_module("embed", nn::Embedding(11, 6));
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({6})));
+    attention = register_module("attention", nn::MultiheadAttention(6, 2));
+    up = register_module("up", nn::Linear(6, 10));
+    down = register_module("down", nn::Linear(10, 6));
+    head = register_module("head", nn::Linear(6, 11));
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    at::Tensor x = embed(tokens);
+    const at::Tensor y = norm(x).transpose(0, 1);
+    x = x + std::get<0>(attention(y, y, y)).transpose(0, 1);
+    x = x + down(at::gelu(up(norm(x))));
+    return head(x);
+  }
+  nn::Embedding embed{nullptr};
+  nn::LayerNorm norm{nullptr};
+  nn::MultiheadAttention attention{nullptr};
+  nn::Linear up{nullptr}, down{nullptr}, head{nullptr};
+};
+TORCH_MODULE(Net);
+
+Net make_net() {
+  Net net;
+  const c10::AutoGradMode no_grad(false);
+  double k = 0;
+  for (at::Tensor p : net->parameters()) {
+    p.copy_(at::sin(at::arange(p.numel(), at::kFloat) * 0.7 + ++k).view(p.sizes()) * 0.5);
+  }
+  return net;
+}
+
+at::Tensor tokens() {
+  return at::arange(4 * 5).mul(7).remainder(11).view({4, 5});
+}
+
+// Losses of some steps. `waits`: how often the host waited for the device in the last one.
+std::vector<float> train(Net& net, const at::Tensor& words, const at::Tensor& wanted,
+                         int64_t* waits = nullptr) {
+  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
+  std::vector<at::Tensor> losses;
+  for (int step = 0; step < 4; ++step) {
+    const int64_t before = host_waits();
+    optimizer.zero_grad();
+    const at::Tensor loss =
+        nn::functional::cross_entropy(net(words).view({-1, 11}), wanted.view({-1}));
+    loss.backward();
+    finish_grad_sync(*net);
+    optimizer.step();
+    losses.push_back(loss.detach());
+    if (waits != nullptr) *waits = host_waits() - before;
+  }
+  std::vector<float> values;
+  for (const at::Tensor& loss : losses) values.push_back(host(loss).item<float>());
+  return values;
+}
+
+struct Parallelism {
+  std::string name;
+  ParameterPlan plan;
+  std::function<Placements(const DeviceMesh&)> batch;
+};
+
+void check_training(const std::vector<MeshDim>& dims, const ParameterPlan& plan,
+                    const Placements& batch) {
+  Net alone = make_net();
+  const std::vector<float> wanted = train(alone, tokens(), tokens().roll(1, 1));
+  on_gpus(
+      dims,
+      [&](const MeshPtr& mesh) {
+        Net net = make_net();
+        net->to(at::kCUDA);
+        distribute_module(*net, mesh, plan);
+        const auto data = [&](const at::Tensor& t) {
+          return distribute_tensor(t.to(at::kCUDA), mesh, batch);
+        };
+        int64_t waits = -1;
+        const std::vector<float> got =
+            train(net, data(tokens()), data(tokens().roll(1, 1)), &waits);
+        ASSERT_EQ(got.size(), wanted.size());
+        for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-5) << i;
+        EXPECT_EQ(waits, 0) << "the host has waited for the device in the middle of a step";
+        const auto parameters = net->named_parameters(), its = alone->named_parameters();
+        for (const auto& p : parameters) expect_close(p.value(), its[p.key()].detach(), p.key());
+      },
+      kSlow);
+}
+
+TEST(CudaTrainingTest, DataParallel) {
+  check_training({{"dp", 2}}, {}, {Shard(0)});
+}
+
+TEST(CudaTrainingTest, TensorParallel) {
+  check_training({{"tp", 2}},
+                 {{"up.*", {Shard(0)}}, {"down.weight", {Shard(1)}}, {"head.*", {Shard(0)}}},
+                 {Replicate()});
+}
+
+TEST(CudaTrainingTest, BothOnAMeshOfTwoDimensions) {
+  check_training({{"dp", 2}, {"tp", 2}},
+                 {{"up.*", {Replicate(), Shard(0)}}, {"down.weight", {Replicate(), Shard(1)}}},
+                 {Shard(0), Replicate()});
+}
+
+TEST(CudaTrainingTest, EveryParameterCut) {
+  check_training({{"dp", 3}}, {{"*", {Shard(0)}}}, {Shard(0)});
+}
+
+TEST(CudaTrainingTest, ClippingWaitsOnce) {
+  on_gpus(
+      {{"dp", 2}},
+      [](const MeshPtr& mesh) {
+        std::vector<at::Tensor> parameters;
+        for (int i = 0; i < 5; ++i) {
+          at::Tensor p = distribute_tensor(numbers({4, 2}).add(i).to(at::kCUDA), mesh, {Shard(0)})
+                             .requires_grad_();
+          p.square().sum().backward();
+          parameters.push_back(p);
+        }
+        std::vector<at::Tensor> plain;
+        for (int i = 0; i < 5; ++i) {
+          at::Tensor p = numbers({4, 2}).add(i).requires_grad_();
+          p.square().sum().backward();
+          plain.push_back(p);
+        }
+        const int64_t before = host_waits();
+        const double norm = clip_grad_norm(parameters, 1.0);
+        EXPECT_EQ(host_waits() - before, 1);
+        EXPECT_NEAR(norm, nn::utils::clip_grad_norm_(plain, 1.0), 1e-4);
+        for (int i = 0; i < 5; ++i) expect_close(parameters[i].grad(), plain[i].grad(), "clipped");
+      },
+      kSlow);
+}
+
+// --- streams of the user's -----------------------------------------------------------------------
+
+// All that is issued under another current stream is in that one's order.
+TEST(CudaStreamTest, FollowsTheCurrentStream) {
+  on_gpus(
+      {{"dp", 2}},
+      [](const MeshPtr& mesh) {
+        const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+        const c10::Stream side = cuda.getNewStream(cuda.getDevice());
+        const at::Tensor whole = numbers({6, 2});
+        for (int i = 0; i < 5; ++i) {
+          const c10::StreamGuard on_side(side);
+          const at::Tensor x = distribute_tensor(whole.add(i).to(at::kCUDA), mesh, {Shard(0)});
+          const at::Tensor y = redistribute(x * 2, {Replicate()}) + 1;
+          expect_equal(y, whole.add(i) * 2 + 1, "on a stream of its own");
+        }
+      },
+      kSlow);
+}
+
+// --- mistakes ------------------------------------------------------------------------------------
+
+TEST(CudaErrorTest, AnotherDevicesTensor) {
+  const std::vector<absl::Status> results = try_on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor elsewhere = at::ones({4}, at::Device(at::kCUDA, 5));
+    redistribute(from_local(elsewhere, mesh, {Shard(0)}), {Replicate()});
+  });
+  for (const absl::Status& status : results) EXPECT_FALSE(status.ok()) << status;
+  EXPECT_THAT(std::string(results[0].message()), HasSubstr("cuda:5"));
+}
+
+TEST(CudaErrorTest, TensorsOnTwoDevices) {
+  on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor there = ones({4}, mesh, {Shard(0)}, at::kCUDA);
+    const at::Tensor here = ones({4}, mesh, {Shard(0)});
+    try {
+      const at::Tensor sum = there + here;
+      ADD_FAILURE() << "no error: " << describe(sum);
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr("cpu"));
+      EXPECT_THAT(error.what(), HasSubstr("cuda"));
+    }
+  });
+}
+
+// One rank gives up in the middle of a step, with operations under way: every rank hears so.
+TEST(CudaErrorTest, OneRankFails) {
+  const std::vector<absl::Status> results = try_on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor x = distribute_tensor(numbers({6, 2}).to(at::kCUDA), mesh, {Shard(0)});
+    if (mesh->rank().value == 1) throw Error(absl::DataLossError("a test"));
+    for (int i = 0; i < 100; ++i) x = redistribute(redistribute(x + 1, {Replicate()}), {Shard(0)});
+    host(x);
+  });
+  EXPECT_EQ(results[1].code(), absl::StatusCode::kDataLoss);
+  EXPECT_FALSE(results[0].ok());
+  EXPECT_THAT(std::string(results[0].message()), HasSubstr("a test"));
+}
+
+}  // namespace
+}  // namespace shardweave

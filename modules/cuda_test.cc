@@ -1,0 +1,259 @@
+// Each kind of parallelism on GPUs (of the fake): the numbers of one device, and no wait of the host
+// in the middle of a step.
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/grad_sync.h"
+#include "shardweave/dtensor/testing/fake_cuda.h"
+#include "shardweave/modules/checkpoint/checkpointer.h"
+#include "shardweave/modules/checkpoint/state_dict.h"
+#include "shardweave/modules/data_parallel.h"
+#include "shardweave/modules/fully_shard.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
+#include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/zero.h"
+#include "torch/nn.h"
+
+namespace shardweave {
+namespace {
+
+using testing::host;
+using testing::host_waits;
+using testing::on_gpus;
+namespace nn = torch::nn;
+
+constexpr int64_t kDim = 6, kHidden = 10, kWords = 11, kBatch = 4, kLength = 3;
+constexpr int kSteps = 4;
+
+// Whoever forgets to wait for one of NCCL's operations, or for what came before it, is too early.
+const FakeGpuScript kSlow = {.delay_microseconds = 500, .operation_milliseconds = 2};
+
+struct BlockImpl : nn::Module {
+  BlockImpl() {
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
+    up = register_module("up", nn::Linear(kDim, kHidden));
+    down = register_module("down", nn::Linear(kHidden, kDim));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + down(at::gelu(up(norm(x)))); }
+  nn::LayerNorm norm{nullptr};
+  nn::Linear up{nullptr}, down{nullptr};
+};
+TORCH_MODULE(Block);
+
+struct NetImpl : nn::Module {
+  NetImpl() {
+    embed = register_module("embed", nn::Embedding(kWords, kDim));
+    blocks = register_module("blocks", nn::ModuleList());
+    for (int i = 0; i < 3; ++i) blocks->push_back(Block());
+    head = register_module("head", nn::Linear(kDim, kWords));
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    at::Tensor x = embed(tokens);
+    for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+    return head(x);
+  }
+  nn::Embedding embed{nullptr};
+  nn::ModuleList blocks{nullptr};
+  nn::Linear head{nullptr};
+};
+TORCH_MODULE(Net);
+
+Net make_net() {
+  Net net;
+  const c10::AutoGradMode no_grad(false);
+  double k = 0;
+  for (at::Tensor p : net->parameters()) {
+    p.copy_(at::sin(at::arange(p.numel(), at::kFloat) * 0.7 + ++k).view(p.sizes()) * 0.5);
+  }
+  return net;
+}
+
+at::Tensor tokens() {
+  return at::arange(kBatch * kLength).mul(7).remainder(kWords).view({kBatch, kLength});
+}
+
+at::Tensor loss_of(Net& net, const at::Tensor& words, const at::Tensor& wanted) {
+  return nn::functional::cross_entropy(net(words).view({-1, kWords}), wanted.view({-1}));
+}
+
+const std::vector<float>& losses_of_one_device() {
+  static const std::vector<float> losses = [] {
+    Net net = make_net();
+    FusedOptimizer optimizer(net->parameters(), AdamWOptions{.lr = 1e-2});
+    std::vector<float> result;
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      const at::Tensor loss = loss_of(net, tokens(), tokens().roll(1, 1));
+      loss.backward();
+      optimizer.step();
+      result.push_back(loss.item<float>());
+    }
+    return result;
+  }();
+  return losses;
+}
+
+// `prepare` shards the model; what it returns goes on living until the end.
+void check_training(
+    const std::vector<MeshDim>& dims, const Placements& batch,
+    const std::function<std::shared_ptr<void>(Net&, const MeshPtr&)>& prepare,
+    const std::function<std::function<void()>(Net&)>& make_step = {}) {
+  const std::vector<float>& wanted = losses_of_one_device();
+  on_gpus(
+      dims,
+      [&](const MeshPtr& mesh) {
+        Net net = make_net();
+        net->to(at::kCUDA);
+        const std::shared_ptr<void> kept = prepare(net, mesh);
+        std::shared_ptr<FusedOptimizer> optimizer;
+        std::function<void()> step;
+        if (make_step) {
+          step = make_step(net);
+        } else {
+          optimizer = std::make_shared<FusedOptimizer>(net->parameters(), AdamWOptions{.lr = 1e-2});
+          step = [&] {
+            optimizer->step();
+            optimizer->zero_grad();
+          };
+        }
+        const auto data = [&](const at::Tensor& t) {
+          return distribute_tensor(t.to(at::kCUDA), mesh, batch);
+        };
+        const at::Tensor words = data(tokens()), next = data(tokens().roll(1, 1));
+        std::vector<at::Tensor> losses;
+        for (int i = 0; i < kSteps; ++i) {
+          const int64_t before = host_waits();
+          const at::Tensor loss = loss_of(net, words, next);
+          loss.backward();
+          finish_grad_sync(*net);
+          step();
+          losses.push_back(loss.detach());
+          if (i + 1 == kSteps) EXPECT_EQ(host_waits() - before, 0) << "the host waits in a step";
+        }
+        for (int i = 0; i < kSteps; ++i) {
+          EXPECT_NEAR(host(losses[i]).item<float>(), wanted[i], 1e-5) << "step " << i;
+        }
+      },
+      kSlow);
+}
+
+TEST(CudaTest, DistributedDataParallel) {
+  check_training({{"dp", 2}}, {Shard(0)}, [](Net& net, const MeshPtr& mesh) {
+    return std::make_shared<GradSync>(distributed_data_parallel(*net, mesh));
+  });
+}
+
+class CudaZeroTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Stages, CudaZeroTest, ::testing::Values(1, 2));
+
+TEST_P(CudaZeroTest, Trains) {
+  check_training(
+      {{"dp", 2}}, {Shard(0)},
+      [](Net& net, const MeshPtr& mesh) {
+        distribute_module(*net, mesh, ParameterPlan());
+        return nullptr;
+      },
+      [](Net& net) -> std::function<void()> {
+        auto optimizer = std::make_shared<ZeroRedundancyOptimizer<FusedOptimizer>>(
+            net->parameters(), AdamWOptions{.lr = 1e-2}, ZeroOptions{.stage = GetParam()});
+        return [optimizer] {
+          optimizer->step();
+          optimizer->zero_grad();
+        };
+      });
+}
+
+struct Sharding {
+  std::string name;
+  std::vector<MeshDim> dims;
+  Placements batch;
+  FullyShardOptions options;
+};
+
+class CudaFullyShardTest : public ::testing::TestWithParam<Sharding> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes, CudaFullyShardTest,
+    ::testing::Values(
+        Sharding{"one_unit", {{"dp", 2}}, {Shard(0)}, {}},
+        Sharding{"units", {{"dp", 2}}, {Shard(0)}, {.units = {"blocks.*"}}},
+        Sharding{"uneven", {{"dp", 3}}, {Shard(0)}, {.units = {"blocks.*"}}},
+        Sharding{"equal_segments",
+                 {{"dp", 2}},
+                 {Shard(0)},
+                 {.units = {"blocks.*"}, .equal_segments = true}},
+        Sharding{"stays_whole",
+                 {{"dp", 2}},
+                 {Shard(0)},
+                 {.units = {"blocks.*"}, .reshard_after_forward = false}},
+        Sharding{"neighbours",
+                 {{"dp", 4}},
+                 {Shard(0)},
+                 {.units = {"blocks.*"}, .reshard_after_forward_ranks = 2}},
+        Sharding{"hybrid",
+                 {{"replicas", 2}, {"dp", 2}},
+                 {Shard(0), Shard(0)},
+                 {.mesh_dim = "dp", .units = {"blocks.*"}}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(CudaFullyShardTest, Trains) {
+  const Sharding& how = GetParam();
+  check_training(how.dims, how.batch, [&](Net& net, const MeshPtr& mesh) {
+    fully_shard(*net, mesh, how.options);
+    return nullptr;
+  });
+}
+
+TEST(CudaTest, TensorParallelInsideFullyShard) {
+  check_training({{"dp", 2}, {"tp", 2}}, {Shard(0), Replicate()}, [](Net& net, const MeshPtr& mesh) {
+    ShardingPlan plan;
+    plan.parameter = {{"blocks.*.up.*", NamedPlacements{{"tp", Shard(0)}}},
+                      {"blocks.*.down.weight", NamedPlacements{{"tp", Shard(1)}}}};
+    parallelize_module(*net, mesh, plan);
+    fully_shard(*net, mesh, {.mesh_dim = "dp", .units = {"blocks.*"}});
+    return nullptr;
+  });
+}
+
+// Saved on GPUs, loaded on the CPU and on GPUs of another mesh.
+TEST(CudaTest, Checkpoints) {
+  const std::string directory = ::testing::TempDir() + "/cuda_checkpoint";
+  std::filesystem::remove_all(directory);
+  std::vector<at::Tensor> wanted;
+  for (const at::Tensor& p : make_net()->parameters()) wanted.push_back(p.detach() * 2);
+  on_gpus({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Net net = make_net();
+    net->to(at::kCUDA);
+    fully_shard(*net, mesh, {.units = {"blocks.*"}});
+    {
+      const c10::AutoGradMode no_grad(false);
+      for (at::Tensor p : net->parameters()) p.mul_(2);
+    }
+    StateDict state;
+    add_module(state, *net);
+    save_checkpoint(directory, 7, state, mesh);
+  });
+  on_gpus({{"dp", 3}}, [&](const MeshPtr& mesh) {
+    Net net = make_net();
+    net->to(at::kCUDA);
+    fully_shard(*net, mesh);
+    StateDict state;
+    add_module(state, *net);
+    EXPECT_EQ(load_checkpoint(directory, state, mesh).step, 7);
+    const auto parameters = net->parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_TRUE(to_local(parameters[i]).is_cuda());
+      EXPECT_TRUE(at::equal(host(parameters[i]), wanted[i])) << i;
+    }
+  });
+  std::filesystem::remove_all(directory);
+}
+
+}  // namespace
+}  // namespace shardweave
