@@ -318,6 +318,7 @@ class HostCall {
     const auto& arguments = op_.schema().arguments();
     const size_t first = stack_.size() - arguments.size();
     for (size_t i = 0; i < arguments.size(); ++i) find_device(stack_[first + i]);
+    for (size_t i = 0; i < arguments.size(); ++i) check_device(stack_[first + i]);
     TORCH_CHECK(device_.has_value(), c10::toString(op_.operator_name()), ": on which device?");
     gpu().synchronize(device_->index(), stream_here(device_->index()));
     if (op_.operator_name().name == "aten::_local_scalar_dense" ||
@@ -361,6 +362,24 @@ class HostCall {
                             value.toDevice().has_index() ? value.toDevice().index() : device_here);
     } else if (value.isList()) {
       for (const IValue& e : value.toListRef()) find_device(e);
+    }
+  }
+
+  // A kernel reaches memory of its own device, and what travels with the call: a number. (Indices are
+  // brought there.)
+  void check_device(const IValue& value) const {
+    const std::string& name = op_.operator_name().name;
+    if (value.isTensor() && value.toTensor().defined()) {
+      const at::Tensor& tensor = value.toTensor();
+      TORCH_CHECK(tensor.device() == *device_ || (tensor.is_cpu() && tensor.dim() == 0), name,
+                  ": all tensors must be on one device, not on ", *device_, " and ",
+                  tensor.device());
+    } else if (value.isTensorList()) {
+      for (const IValue& e : value.toListRef()) {
+        TORCH_CHECK(!e.isTensor() || !e.toTensor().defined() || e.toTensor().device() == *device_,
+                    name, ": all tensors must be on one device, not on ", *device_, " and ",
+                    e.toTensor().device());
+      }
     }
   }
 

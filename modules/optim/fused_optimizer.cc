@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "ATen/ops/_fused_adam.h"
 #include "ATen/ops/_fused_adamw.h"
 #include "ATen/ops/_fused_sgd.h"
+#include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
 #include "absl/container/flat_hash_map.h"
@@ -163,6 +165,18 @@ struct FusedOptimizer::Batch {
   bool first_step;
   std::vector<at::Tensor> parameters = {}, grads = {}, firsts = {}, seconds = {}, largest = {},
                           steps = {};
+
+  // Kernels of a device read them there. The host knows them: it waits for nothing.
+  void bring_steps_to_device() {
+    if (device.is_cpu()) return;
+    std::map<float, at::Tensor> there;
+    for (at::Tensor& step : steps) {
+      const float count = *step.const_data_ptr<float>();
+      at::Tensor& its = there[count];
+      if (!its.defined()) its = at::full({}, count, at::TensorOptions(at::kFloat).device(device));
+      step = its;
+    }
+  }
 };
 
 // Of one parameter with a gradient, checked.
@@ -411,6 +425,7 @@ void FusedOptimizer::step(std::source_location where) {
     batch->steps.push_back(u.step);
   }
   for (Batch& batch : batches) {
+    batch.bring_steps_to_device();
     std::visit(
         [&](const auto& o) {
           if constexpr (requires { run(o, batch); }) run(o, batch);
