@@ -15,6 +15,7 @@
 #include "shardweave/capi/deferred.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/load_cuda.h"
 #include "shardweave/modules/deferred_init.h"
 
 namespace shardweave::capi {
@@ -29,10 +30,8 @@ struct NewTensor {
 // That there is one.
 c10::Device present_device(const swv_device& given, const char* argument) {
   const c10::Device result = device(given, argument);
-  const int64_t count = result.is_cpu() ? 1
-                        : at::hasCUDA() ? at::detail::getCUDAHooks().deviceCount()
-                                        : 0;
-  if (given.index >= count) {
+  if (result.is_cpu()) return result;
+  if (!load_cuda().ok() || given.index >= at::detail::getCUDAHooks().deviceCount()) {
     fail(absl::StatusCode::kUnimplemented,
          str_cat("argument '", argument, "' is ", result.str(), ", which is not there"));
   }
