@@ -66,12 +66,13 @@ at::Tensor values(at::IntArrayRef sizes, int seed) {
 }
 
 Trial::Trial(MeshPtr mesh, std::vector<WhereCut> parameters, std::vector<WhereCut> data,
-             const Results* wanted, double tolerance)
+             const Results* wanted, double tolerance, at::DeviceType device)
     : mesh_(std::move(mesh)),
       parameter_cuts_(std::move(parameters)),
       data_cuts_(std::move(data)),
       wanted_(wanted),
-      tolerance_(tolerance) {}
+      tolerance_(tolerance),
+      device_(device) {}
 
 Placements Trial::placements(const std::vector<WhereCut>& cuts, at::IntArrayRef sizes, int n,
                              int last) const {
@@ -83,6 +84,7 @@ Placements Trial::placements(const std::vector<WhereCut>& cuts, at::IntArrayRef 
 void Trial::distribute(torch::nn::Module& module, at::ScalarType dtype) {
   has_parameters_ = true;
   module.to(dtype);
+  if (device_ != at::kCPU) module.to(device_);
   ParameterPlan plan;
   int n = 0;
   for (const auto& item : module.named_parameters()) {
@@ -101,27 +103,30 @@ void Trial::distribute(torch::nn::Module& module, at::ScalarType dtype) {
 at::Tensor Trial::data(const at::Tensor& plain) {
   has_data_ = true;
   if (mesh_ == nullptr) return plain.detach().clone();
-  return distribute_tensor(plain.detach(), mesh_, placements(data_cuts_, plain.sizes(), 0, 1),
-                           {.source = std::nullopt});
+  return distribute_tensor(plain.detach().to(device_), mesh_,
+                           placements(data_cuts_, plain.sizes(), 0, 1), {.source = std::nullopt});
 }
 
 at::Tensor Trial::parameter(const at::Tensor& plain, int n) {
   has_parameters_ = true;
   if (mesh_ == nullptr) return plain.detach().clone().requires_grad_();
-  return distribute_tensor(plain.detach(), mesh_, placements(parameter_cuts_, plain.sizes(), n, 63),
+  return distribute_tensor(plain.detach().to(device_), mesh_,
+                           placements(parameter_cuts_, plain.sizes(), n, 63),
                            {.source = std::nullopt})
       .requires_grad_();
 }
 
 at::Tensor Trial::replicated(const at::Tensor& plain) const {
   if (mesh_ == nullptr) return plain.detach().clone();
-  return distribute_tensor(plain.detach(), mesh_, Placements(mesh_->mesh().ndim()),
+  return distribute_tensor(plain.detach().to(device_), mesh_, Placements(mesh_->mesh().ndim()),
                            {.source = std::nullopt});
 }
 
 void Trial::result(const std::string& name, const at::Tensor& tensor) {
   at::Tensor got = tensor;
-  if (got.defined()) got = (is_dtensor(got) ? full_tensor(got.detach()) : got.detach()).clone();
+  if (got.defined()) {
+    got = (is_dtensor(got) ? full_tensor(got.detach()) : got.detach()).cpu().clone();
+  }
   results_.emplace_back(name, got);
   if (wanted_ == nullptr) return;
   const size_t i = results_.size() - 1;
@@ -182,14 +187,15 @@ void check_program(const std::function<void(Trial&)>& program, const ProgramOpti
   }
   const Trial::Results& wanted = first.results();
   ASSERT_FALSE(wanted.empty()) << "the program has no result";
+  const ProgramRanks ranks = program_ranks();
   for (const std::vector<MeshDim>& dims :
        {std::vector<MeshDim>{{"x", 2}}, {{"x", 3}}, {{"x", 2}, {"y", 2}}}) {
-    on_mesh(dims, [&](const MeshPtr& mesh) {
+    ranks.on_mesh(dims, [&](const MeshPtr& mesh) {
       for (const Layouts& layouts : layouts_on(dims.size(), first)) {
         SCOPED_TRACE(absl::StrCat(mesh->mesh().to_string(), ", parameters ",
                                   text(layouts.parameters), ", data ", text(layouts.data)));
         if (options.random) manual_seed(mesh, kSeed);
-        Trial run(mesh, layouts.parameters, layouts.data, &wanted, options.tolerance);
+        Trial run(mesh, layouts.parameters, layouts.data, &wanted, options.tolerance, ranks.device);
         try {
           program(run);
           run.finish();

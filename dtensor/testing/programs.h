@@ -13,6 +13,9 @@
 // replicated, cut by their first or their last dimension, or one so and the next otherwise (if it has
 // any), and with data that is replicated or cut by its first or second dimension (if it has any).
 // Every result has to be that of the first run. No operator may lack a rule. A failure names mesh, layouts and result.
+//
+// Linked with :programs_on_gpus in the place of :programs, ranks have a GPU of the fake each, where
+// parameters and data lie.
 #pragma once
 
 #include <functional>
@@ -38,7 +41,7 @@ class Trial {
   using Results = std::vector<std::pair<std::string, at::Tensor>>;
   // Without a mesh: on plain tensors. Without `wanted`: results are kept, not compared.
   Trial(MeshPtr mesh, std::vector<WhereCut> parameters, std::vector<WhereCut> data,
-        const Results* wanted, double tolerance);
+        const Results* wanted, double tolerance, at::DeviceType device = at::kCPU);
 
   // Null on plain tensors.
   const MeshPtr& mesh() const { return mesh_; }
@@ -75,6 +78,7 @@ class Trial {
   std::vector<WhereCut> parameter_cuts_, data_cuts_;
   const Results* wanted_;
   double tolerance_;
+  at::DeviceType device_;
   Results results_;
   bool has_parameters_ = false, has_data_ = false;
 };
@@ -88,5 +92,12 @@ struct ProgramOptions {
 };
 
 void check_program(const std::function<void(Trial&)>& program, const ProgramOptions& options = {});
+
+// Where the ranks of check_program() are: what one of two libraries says.
+struct ProgramRanks {
+  at::DeviceType device;
+  void (*on_mesh)(const std::vector<MeshDim>& dims, const std::function<void(const MeshPtr&)>& body);
+};
+ProgramRanks program_ranks();
 
 }  // namespace shardweave::testing
