@@ -1,24 +1,28 @@
 #include "shardweave/dtensor/testing/fake_cuda.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <future>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <tuple>
 #include <utility>
 
+#include "ATen/ATen.h"
 #include "ATen/EmptyTensor.h"
+#include "ATen/ExpandUtils.h"
 #include "ATen/Parallel.h"
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "ATen/detail/CUDAHooksInterface.h"
-#include "ATen/ops/_fused_sdp_choice.h"
-#include "ATen/ops/empty.h"
-#include "ATen/ops/empty_strided.h"
-#include "ATen/ops/from_blob.h"
+#include "ATen/native/transformers/attention.h"
+#include "ATen/native/transformers/sdp_utils_cpp.h"
 #include "c10/core/Allocator.h"
 #include "c10/core/DeviceGuard.h"
 #include "c10/core/impl/DeviceGuardImplInterface.h"
@@ -304,10 +308,123 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
 
 void record_stream(at::Tensor&, c10::Stream) {}
 
-int64_t sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                   const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool) {
-  return 0;  // by LibTorch's own operators: no kernel of CUDA is here
+// --- attention -----------------------------------------------------------------------------------
+
+int64_t sdp_choice(const at::Tensor& query, const at::Tensor&, const at::Tensor&,
+                   const std::optional<at::Tensor>& mask, double, bool, std::optional<double>,
+                   bool) {
+  const bool half = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
+  return static_cast<int64_t>(half && !mask.has_value() ? sdp::SDPBackend::flash_attention
+                                                        : sdp::SDPBackend::efficient_attention);
 }
+
+at::Tensor scores_of(const at::Tensor& query, const at::Tensor& key, const at::Tensor& bias,
+                     bool is_causal, std::optional<double> scale) {
+  const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))));
+  at::Tensor scores = at::matmul(query.to(at::kFloat), key.to(at::kFloat).transpose(2, 3)) * factor;
+  if (bias.defined()) scores = scores + bias.to(at::kFloat);
+  if (!is_causal) return scores;
+  const at::Tensor later =
+      at::ones({query.size(2), key.size(2)}, query.options().dtype(at::kBool)).triu(1);
+  return scores.masked_fill(later, -std::numeric_limits<double>::infinity());
+}
+
+at::Tensor by_sequence(const at::Tensor& t) {
+  return t.transpose(1, 2).contiguous().transpose(1, 2);
+}
+
+std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& query, const at::Tensor& key,
+                                         const at::Tensor& value, const at::Tensor& bias,
+                                         bool is_causal, std::optional<double> scale) {
+  const at::Tensor scores = scores_of(query, key, bias, is_causal, scale);
+  const at::Tensor out = at::matmul(scores.softmax(3), value.to(at::kFloat));
+  return {by_sequence(out.to(query.scalar_type())), scores.logsumexp({3})};
+}
+
+// Of query, key, value and bias, with the probabilities from `logsumexp`, as the kernels have them.
+std::vector<at::Tensor> attend_backward(const at::Tensor& grad, const at::Tensor& query,
+                                        const at::Tensor& key, const at::Tensor& value,
+                                        const at::Tensor& bias, const at::Tensor& out,
+                                        const at::Tensor& logsumexp, bool is_causal,
+                                        std::optional<double> scale) {
+  const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))));
+  const at::Tensor rows = logsumexp.narrow(2, 0, query.size(2)).unsqueeze(3);
+  const at::Tensor p = (scores_of(query, key, bias, is_causal, scale) - rows).exp();
+  const at::Tensor g = grad.to(at::kFloat);
+  const at::Tensor dp = at::matmul(g, value.to(at::kFloat).transpose(2, 3));
+  const at::Tensor ds = p * (dp - (g * out.to(at::kFloat)).sum(3, true));
+  const at::ScalarType dtype = query.scalar_type();
+  return {by_sequence((at::matmul(ds, key.to(at::kFloat)) * factor).to(dtype)),
+          by_sequence((at::matmul(ds.transpose(2, 3), query.to(at::kFloat)) * factor).to(dtype)),
+          by_sequence(at::matmul(p.transpose(2, 3), g).to(dtype)), ds};
+}
+
+using FlashResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt,
+                               c10::SymInt, at::Tensor, at::Tensor, at::Tensor>;
+
+FlashResult flash(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double,
+                  bool is_causal, bool, std::optional<double> scale) {
+  const auto [out, logsumexp] = attend(query, key, value, {}, is_causal, scale);
+  const at::TensorOptions state = query.options().dtype(at::kUInt64);
+  return {out,
+          logsumexp,
+          at::Tensor(),
+          at::Tensor(),
+          query.size(2),
+          key.size(2),
+          at::zeros({2}, state),
+          at::zeros({}, state),
+          at::empty({0}, query.options())};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
+    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& out, const at::Tensor& logsumexp, const at::Tensor&, const at::Tensor&,
+    c10::SymInt, c10::SymInt, double, bool is_causal, const at::Tensor&, const at::Tensor&,
+    std::optional<double> scale) {
+  const auto g =
+      attend_backward(grad, query, key, value, {}, out, logsumexp, is_causal, scale);
+  return {g[0], g[1], g[2]};
+}
+
+// As the kernel wants it.
+void check_alignment(const at::Tensor& bias) {
+  TORCH_CHECK(!bias.defined() || (bias.stride(-1) == 1 && bias.stride(-2) % 16 == 0),
+              "attn_bias is not correctly aligned");
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& given_bias, bool compute_log_sumexp, double, bool is_causal,
+    std::optional<double> scale) {
+  const at::Tensor bias = given_bias.value_or(at::Tensor());
+  check_alignment(bias);
+  const auto [out, logsumexp] = attend(query, key, value, bias, is_causal, scale);
+  const int64_t rows = query.size(2), padded = (rows + 31) / 32 * 32;
+  const at::TensorOptions state = query.options().dtype(at::kLong);
+  return {out,
+          compute_log_sumexp ? at::constant_pad_nd(logsumexp, {0, padded - rows})
+                             : logsumexp.narrow(2, 0, 0),
+          at::zeros({}, state), at::zeros({}, state)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient_backward(
+    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& bias, const at::Tensor& out, const at::Tensor& logsumexp, const at::Tensor&,
+    const at::Tensor&, double, std::array<bool, 4> wanted, bool is_causal,
+    std::optional<double> scale) {
+  check_alignment(bias);
+  auto g = attend_backward(grad, query, key, value, bias, out, logsumexp, is_causal, scale);
+  if (!bias.defined() || !wanted[3]) return {g[0], g[1], g[2], at::Tensor()};
+  return {g[0], g[1], g[2], at::sum_to(g[3], bias.sizes()).to(bias.scalar_type())};
+}
+
+struct ChoosesAttention {
+  ChoosesAttention() { at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&sdp_choice); }
+};
+const ChoosesAttention chooses_attention;
+
+// --- all other operators -------------------------------------------------------------------------
 
 // One call of an operator on the host.
 class HostCall {
@@ -471,6 +588,10 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("copy_", &copy_);
   m.impl("record_stream", &record_stream);
   m.impl("_fused_sdp_choice", &sdp_choice);
+  m.impl("_scaled_dot_product_flash_attention", &flash);
+  m.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
+  m.impl("_scaled_dot_product_efficient_attention", &efficient);
+  m.impl("_scaled_dot_product_efficient_attention_backward", &efficient_backward);
 }
 
 }  // namespace

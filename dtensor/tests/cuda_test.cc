@@ -344,6 +344,98 @@ TEST(CudaTrainingTest, ClippingWaitsOnce) {
       kSlow);
 }
 
+// --- attention's kernels -------------------------------------------------------------------------
+
+struct Attention {
+  std::string name;
+  at::ScalarType dtype;
+  bool is_causal = false;
+  bool has_mask = false;
+};
+
+class CudaAttentionTest : public ::testing::TestWithParam<Attention> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Kernels, CudaAttentionTest,
+    ::testing::Values(Attention{"efficient", at::kFloat}, Attention{"causal", at::kFloat, true},
+                      Attention{"masked", at::kFloat, false, true},
+                      Attention{"flash", at::kBFloat16},
+                      Attention{"flash_causal", at::kBFloat16, true}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(CudaAttentionTest, IsCutByBatchAndHeads) {
+  const Attention& how = GetParam();
+  constexpr int64_t kBatch = 3, kHeads = 4, kRows = 5, kFeatures = 8;
+  const auto input = [&](int seed) {
+    return at::sin(at::arange(kBatch * kHeads * kRows * kFeatures) * 0.7 + seed)
+        .view({kBatch, kHeads, kRows, kFeatures})
+        .to(how.dtype);
+  };
+  // The results, and the gradients of query, key, value and mask.
+  const auto run = [&](const std::function<at::Tensor(const at::Tensor&)>& place,
+                       const std::function<at::Tensor(const at::Tensor&)>& place_mask) {
+    std::vector<at::Tensor> leaves;
+    for (int i = 0; i < 3; ++i) leaves.push_back(place(input(i)).requires_grad_());
+    std::optional<at::Tensor> mask;
+    if (how.has_mask) {
+      leaves.push_back(place_mask(at::cos(at::arange(kRows * kRows) * 1.3).view({kRows, kRows})).requires_grad_());
+      mask = leaves.back();
+    }
+    const at::Tensor out = at::scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], mask,
+                                                            0.0, how.is_causal);
+    (out * place(input(9))).sum().backward();
+    std::vector<at::Tensor> results = {out};
+    for (const at::Tensor& leaf : leaves) results.push_back(leaf.grad());
+    return results;
+  };
+  const auto as_it_is = [](const at::Tensor& t) { return t.clone(); };
+  at::globalContext().setSDPUseFlash(false);  // so that all compute by definition
+  at::globalContext().setSDPUseMemEfficient(false);
+  const std::vector<at::Tensor> wanted = run(as_it_is, as_it_is);
+  at::globalContext().setSDPUseFlash(true);
+  at::globalContext().setSDPUseMemEfficient(true);
+  on_gpus({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+    for (const Placements& cut : std::vector<Placements>{{Shard(0), Shard(1)},
+                                                         {Replicate(), Shard(1)},
+                                                         {Shard(0), Shard(0)},
+                                                         {Replicate(), Shard(2)},
+                                                         {Replicate(), Replicate()}}) {
+      SCOPED_TRACE(Layout(cut).to_string());
+      const auto placed = [&](const at::Tensor& t) {
+        return distribute_tensor(t.to(at::kCUDA), mesh, cut);
+      };
+      const auto whole = [&](const at::Tensor& t) {
+        return distribute_tensor(t.to(at::kCUDA), mesh, {Replicate(), Replicate()});
+      };
+      const std::vector<at::Tensor> got = run(placed, whole);
+      if (cut[1] == Shard(1)) {
+        EXPECT_TRUE(layout_of(got[0])[1].is_shard(1)) << describe(got[0]);
+      }
+      const double tolerance = how.dtype == at::kFloat ? 1e-5 : 3e-2;
+      ASSERT_EQ(got.size(), wanted.size());
+      for (size_t i = 0; i < got.size(); ++i) {
+        ASSERT_TRUE(got[i].defined()) << i;
+        EXPECT_TRUE(at::allclose(host(got[i]).to(at::kFloat), wanted[i].to(at::kFloat), tolerance,
+                                 tolerance))
+            << i << "\n"
+            << host(got[i]) << "\n"
+            << wanted[i];
+      }
+    }
+  });
+}
+
+TEST(CudaAttentionErrorTest, DropoutInTheKernel) {
+  const std::vector<absl::Status> results = try_on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = ones({2, 2, 4, 8}, mesh, {Shard(0)}, at::kCUDA);
+    at::scaled_dot_product_attention(x, x, x, std::nullopt, 0.5);
+  });
+  for (const absl::Status& status : results) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("dropout_p is 0.5"));
+  }
+}
+
 // --- streams of the user's -----------------------------------------------------------------------
 
 // All that is issued under another current stream is in that one's order.
