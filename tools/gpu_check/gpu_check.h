@@ -4,8 +4,8 @@
 //   const GpuReport report = gpu_check({.quick = true});
 //   std::cout << to_text(report);
 //
-// What cannot be checked (there is no GPU, there is one rank only) is skipped, with the reason; what
-// fails is said, and the others go on. Nothing links CUDA: the same program runs everywhere.
+// What cannot be checked (there is no GPU, there is one rank only) is skipped, with the reason;
+// what fails is said, and the others go on. Nothing links CUDA: the same program runs everywhere.
 #pragma once
 
 #include <functional>
@@ -41,8 +41,8 @@ struct GpuCheckOptions {
   bool strict = false;
   // Names of checks; empty: all.
   std::vector<std::string> only = {};
-  // Where the checkpoint goes and is removed from, shared by all ranks; "": the system's directory for
-  // temporary files, if all ranks are on one machine.
+  // Where the checkpoint goes and is removed from, shared by all ranks; "": the system's directory
+  // for temporary files, if all ranks are on one machine.
   std::string directory = {};
   int device = -1;                            // this rank's GPU; -1: that of its local rank
   absl::Duration timeout = absl::Minutes(2);  // of each collective
@@ -57,9 +57,9 @@ struct CheckDescription {
 // In their order.
 std::vector<CheckDescription> checks_of_gpu_check();
 
-// Collective over the ranks that the launcher has started; does not throw. What failed
-// on any rank is in the report of every rank; figures are of this one. Errors: InvalidArgument for a name in `only` that there is not, and
-// for an environment that contradicts itself.
+// Collective over the ranks that the launcher has started; does not throw. What failed on any rank is
+// in the report of every rank; figures are of this one. Errors: InvalidArgument for a name in `only`
+// that there is not, and for an environment that contradicts itself.
 absl::StatusOr<GpuReport> gpu_check(const GpuCheckOptions& options = {});
 
 }  // namespace shardweave_tool

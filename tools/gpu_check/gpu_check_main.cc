@@ -4,7 +4,8 @@
 //   ./bazelw run -c opt //tools:gpu_check -- --ranks=8 --json    # a process for each of 8 GPUs
 //   torchrun --no-python --nproc-per-node=8 gpu_check --output=report.json
 //
-// Exit codes: 0, also where all that needs a GPU was skipped; 1: something has failed, or cannot be done.
+// Exit codes: 0, also where all that needs a GPU was skipped; 1: something has failed, or cannot be
+// done.
 
 #include <unistd.h>
 
@@ -54,10 +55,11 @@ std::string usage() {
   --only=NAME,...   these checks alone (and machine and join)
   --ranks=N         starts N processes on this machine
   --device=N        this rank's GPU (default: that of its local rank)
-  --directory=DIR   where the checkpoint goes for a while; all ranks share it (default: the system's)
+  --directory=DIR   where the checkpoint goes for a while; all ranks share it (default: /tmp)
   --timeout=SECONDS of a collective (default: 120)
 
-Rank 0 writes. What cannot be checked here is skipped, with the reason. The checks, and what they need:
+Rank 0 writes. What cannot be checked here is skipped, with the reason. The checks, and what they
+need:
 
 )";
   for (const CheckDescription& check : checks_of_gpu_check()) {

@@ -1,5 +1,5 @@
-// All checks on the GPUs of the fake, and what they say where something is wrong with one. Times mean
-// nothing here.
+// All checks on the GPUs of the fake, and what they say where something is wrong with one. Times
+// mean nothing here.
 #include "gpu_check.h"
 
 #include <atomic>

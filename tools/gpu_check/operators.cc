@@ -1,5 +1,5 @@
-// Operators on DTensors on GPUs against plain tensors on the CPU: values and gradients; layouts; random
-// numbers.
+// Operators on DTensors on GPUs against plain tensors on the CPU: values and gradients; layouts;
+// random numbers.
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -185,8 +185,10 @@ const std::vector<OperatorRow>& rows() {
                                       SHARDWEAVE_RUN(at::group_norm(x[0], 3, x[1], x[2]))},
                                      {"batch_norm",
                                       {normal({7, 5}), normal({5}), normal({5})},
-                                      SHARDWEAVE_RUN(at::batch_norm(x[0], x[1], x[2], {}, {},
-                                                                    /*training=*/true, 0.1, 1e-5, false))},
+                                      [](const Tensors& x) -> Tensors {
+                                        return {at::batch_norm(x[0], x[1], x[2], {}, {}, true, 0.1,
+                                                               1e-5, false)};
+                                      }},
                                      {"cross_entropy",
                                       {normal({7, 5}), indices({7}, 5)},
                                       SHARDWEAVE_RUN(at::cross_entropy_loss(x[0], x[1]))},

@@ -1,5 +1,5 @@
-// What DTensors cost over plain tensors on a GPU: the host's time for an operator, the device's for a
-// transformer block.
+// What DTensors cost over plain tensors on a GPU: the host's time for an operator, the device's for
+// a transformer block.
 #include <chrono>
 #include <functional>
 #include <string>

@@ -1,5 +1,5 @@
-// What gpu_check has found: checks that have passed, failed or were skipped, with figures; as a table
-// for people and as JSON.
+// What gpu_check has found: checks that have passed, failed or were skipped, with figures; as a
+// table for people and as JSON.
 //
 //   std::cout << to_text(report);
 //   return report.failed() ? 1 : 0;
@@ -51,9 +51,11 @@ struct GpuReport {
 // A row for each check, then facts and figures.
 std::string to_text(const GpuReport& report);
 
-// {"ok": true, "rank": 0, "ranks": 1, "checks": [{"name": "block", "outcome": "passed", "why": "...",
-//  "seconds": 1.5, "facts": {}, "figures": [{"name": "...", "value": 1.01, "unit": "", "at_most":
-//  1.01}]}]}, in one line. "at_most" only where there is a target; a value that is no number is null.
+// In one line:
+//   {"ok": true, "rank": 0, "ranks": 1, "checks": [
+//     {"name": "block", "outcome": "passed", "why": "...", "seconds": 1.5, "facts": {"clock": "..."},
+//      "figures": [{"name": "plain", "value": 1.7, "unit": "ms"}]}]}
+// "at_most" is where there is a target; a value that is no number is null.
 std::string to_json(const GpuReport& report);
 
 }  // namespace shardweave_tool

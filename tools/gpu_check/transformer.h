@@ -1,5 +1,5 @@
-// A small transformer as users of LibTorch write them, for what is trained and measured here. Internal to
-// gpu_check.
+// A small transformer as users of LibTorch write them, for what is trained and measured here.
+// Internal to gpu_check.
 #pragma once
 
 #include <cstdint>
