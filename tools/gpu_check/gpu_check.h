@@ -57,9 +57,9 @@ struct CheckDescription {
 // In their order.
 std::vector<CheckDescription> checks_of_gpu_check();
 
-// Collective over the ranks that the launcher has started; does not throw. What failed on any rank is
-// in the report of every rank; figures are of this one. Errors: InvalidArgument for a name in `only`
-// that there is not, and for an environment that contradicts itself.
+// Collective over the ranks that the launcher has started; does not throw. What failed on any rank
+// is in the report of every rank; figures are of this one. Errors: InvalidArgument for a name in
+// `only` that there is not, and for an environment that contradicts itself.
 absl::StatusOr<GpuReport> gpu_check(const GpuCheckOptions& options = {});
 
 }  // namespace shardweave_tool

@@ -82,6 +82,7 @@ class GpuCheckTest : public ::testing::Test {
           return join_world(store, info, {.backend = "nccl", .timeout = absl::Seconds(60)});
         };
         absl::StatusOr<GpuReport> report = gpu_check(options);
+        fake_gpu_of_tests().synchronize(rank, {});
         ASSERT_TRUE(report.ok()) << report.status();
         reports[rank] = *std::move(report);
       });

@@ -53,7 +53,7 @@ std::string to_text(const GpuReport& report);
 
 // In one line:
 //   {"ok": true, "rank": 0, "ranks": 1, "checks": [
-//     {"name": "block", "outcome": "passed", "why": "...", "seconds": 1.5, "facts": {"clock": "..."},
+//     {"name": "block", "outcome": "passed", "why": "...", "seconds": 1.5, "facts": {},
 //      "figures": [{"name": "plain", "value": 1.7, "unit": "ms"}]}]}
 // "at_most" is where there is a target; a value that is no number is null.
 std::string to_json(const GpuReport& report);
