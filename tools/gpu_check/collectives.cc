@@ -245,7 +245,7 @@ class Conformance {
   void reduce(ReduceOp op) {
     constexpr int64_t kCount = 7;
     const double within = tolerance(type_, op);
-    const std::string of = absl::StrCat("(", shardweave::to_string(op), ")");
+    const std::string of = absl::StrCat("(", std::string(shardweave::to_string(op)), ")");
     {
       const at::Tensor in = there(values(type_, op, rank_, kCount)), out = blank(kCount);
       const at::Tensor want = reduced(op, kCount);
