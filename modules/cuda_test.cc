@@ -200,7 +200,7 @@ INSTANTIATE_TEST_SUITE_P(
                  {{"replicas", 2}, {"dp", 2}},
                  {Shard(0), Shard(0)},
                  {.mesh_dim = "dp", .units = {"blocks.*"}}}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& test) { return test.param.name; });
 
 TEST_P(CudaFullyShardTest, Trains) {
   const Sharding& how = GetParam();
