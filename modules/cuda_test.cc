@@ -134,7 +134,9 @@ void check_training(
           finish_grad_sync(*net);
           step();
           losses.push_back(loss.detach());
-          if (i + 1 == kSteps) EXPECT_EQ(host_waits() - before, 0) << "the host waits in a step";
+          if (i + 1 == kSteps) {
+            EXPECT_EQ(host_waits() - before, 0) << "the host waits in a step";
+          }
         }
         for (int i = 0; i < kSteps; ++i) {
           EXPECT_NEAR(host(losses[i]).item<float>(), wanted[i], 1e-5) << "step " << i;
@@ -145,7 +147,7 @@ void check_training(
 
 TEST(CudaTest, DistributedDataParallel) {
   check_training({{"dp", 2}}, {Shard(0)}, [](Net& net, const MeshPtr& mesh) {
-    return std::make_shared<GradSync>(distributed_data_parallel(*net, mesh));
+    return std::shared_ptr<GradSync>(new GradSync(distributed_data_parallel(*net, mesh)));
   });
 }
 
@@ -200,7 +202,7 @@ INSTANTIATE_TEST_SUITE_P(
                  {{"replicas", 2}, {"dp", 2}},
                  {Shard(0), Shard(0)},
                  {.mesh_dim = "dp", .units = {"blocks.*"}}}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& test) { return test.param.name; });
 
 TEST_P(CudaFullyShardTest, Trains) {
   const Sharding& how = GetParam();

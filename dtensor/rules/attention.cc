@@ -10,6 +10,7 @@
 #include "ATen/ops/constant_pad_nd.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/rules/common.h"
@@ -189,10 +190,11 @@ void on_gpu(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& c
       stack.push_back(is_tensor ? c10::IValue(at::Tensor()) : c10::IValue(lengths[next_length++]));
     }
   }
-  for (size_t k = 0; k < call.outputs.size(); ++k) {
-    const SpecRef& spec = call.outputs[k];
-    c10::IValue& result = stack[base + k];
-    if (spec == nullptr || !result.isTensor()) continue;
+  size_t k = 0;  // of tensors
+  for (c10::IValue& result : absl::MakeSpan(stack).subspan(base)) {
+    if (!result.isTensor()) continue;
+    const SpecRef& spec = call.outputs[k++];
+    if (spec == nullptr) continue;
     at::Tensor tensor = result.toTensor();
     const at::IntArrayRef sizes(spec->local_sizes.data(), spec->local_sizes.size());
     if (!tensor.defined() || tensor.sizes() != sizes) {
@@ -215,8 +217,6 @@ void flash_shapes(OpCall& call) {
                   contiguous_info({q.sizes[0], q.sizes[1], q.sizes[2]}, at::kFloat),
                   no_tensor(),  // of packed sequences: cum_seq_q, cum_seq_k
                   no_tensor(),
-                  no_tensor(),  // numbers: max_q, max_k
-                  no_tensor(),
                   contiguous_info({2}, at::kUInt64),  // rng_state
                   contiguous_info({}, at::kUInt64),
                   contiguous_info({0}, q.dtype)};  // debug_attn_mask
@@ -225,7 +225,7 @@ void flash_shapes(OpCall& call) {
 void flash(const OpCall& call, Strategies& out) {
   refuse_dropout(call);
   for_batch_and_heads(call, [&](int dim) {
-    std::vector<Placement> results(9, Replicate());
+    std::vector<Placement> results(7, Replicate());
     results[0] = results[1] = Shard(dim);
     out.add({{"query", Shard(dim)}, {"key", Shard(dim)}, {"value", Shard(dim)}},
             std::move(results));

@@ -23,6 +23,7 @@
 #include "ATen/detail/CUDAHooksInterface.h"
 #include "ATen/native/transformers/attention.h"
 #include "ATen/native/transformers/sdp_utils_cpp.h"
+#include "absl/strings/match.h"
 #include "c10/core/Allocator.h"
 #include "c10/core/DeviceGuard.h"
 #include "c10/core/impl/DeviceGuardImplInterface.h"
@@ -51,6 +52,11 @@ FakeGpu& gpu() {
 thread_local c10::DeviceIndex device_here = 0;
 thread_local c10::StreamId streams_here[kDevices] = {};  // 0: the default one; else a handle
 std::atomic<int64_t> waits[kDevices];  // of the host for this device, by all threads
+
+// Whoever looks for one that should not be sets a breakpoint here.
+[[gnu::noinline]] void host_waits_for(c10::DeviceIndex device) {
+  ++waits[device];
+}
 
 DeviceStream handle_of(c10::StreamId id) {
   return {reinterpret_cast<void*>(id)};
@@ -83,10 +89,10 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(c10::Device d) const noexcept override { setDevice(d); }
   c10::Stream getStream(c10::Device d) const override {
     const c10::DeviceIndex index = d.has_index() ? d.index() : device_here;
-    return {c10::Stream::UNSAFE, {c10::kCUDA, index}, streams_here[index]};
+    return c10::Stream(c10::Stream::UNSAFE, {c10::kCUDA, index}, streams_here[index]);
   }
   c10::Stream getDefaultStream(c10::Device d) const override {
-    return {c10::Stream::DEFAULT, {c10::kCUDA, d.has_index() ? d.index() : device_here}};
+    return c10::Stream(c10::Stream::DEFAULT, {c10::kCUDA, d.has_index() ? d.index() : device_here});
   }
   c10::Stream getNewStream(c10::Device d, int) const override {
     const c10::DeviceIndex index = d.has_index() ? d.index() : device_here;
@@ -94,9 +100,8 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     static auto& devices = *new std::vector<std::shared_ptr<TestDevice>>(kDevices);
     const std::lock_guard lock(mutex);
     if (devices[index] == nullptr) devices[index] = fake_device(index);
-    return {c10::Stream::UNSAFE,
-            {c10::kCUDA, index},
-            reinterpret_cast<c10::StreamId>(devices[index]->make_stream().handle)};
+    return c10::Stream(c10::Stream::UNSAFE, {c10::kCUDA, index},
+                       reinterpret_cast<c10::StreamId>(devices[index]->make_stream().handle));
   }
   c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override {
     return getNewStream(d, 0);
@@ -128,14 +133,14 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
                                    std::future_status::ready;
   }
   void synchronizeEvent(void* event) const override {
-    ++waits[device_here];
+    host_waits_for(device_here);
     if (event != nullptr) static_cast<Event*>(event)->wait();
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
   }
   void synchronizeStream(const c10::Stream& s) const override {
-    ++waits[s.device_index()];
+    host_waits_for(s.device_index());
     gpu().synchronize(s.device_index(), handle_of(s.id()));
   }
   bool queryStream(const c10::Stream& s) const override {
@@ -167,8 +172,8 @@ struct FakeHooks final : at::CUDAHooksInterface {
 }  // namespace shardweave::testing
 
 namespace at {
-using FakeHooksOfTests = shardweave::testing::FakeHooks;
-REGISTER_CUDA_HOOKS(FakeHooksOfTests);
+using CUDAHooks = shardweave::testing::FakeHooks;  // by this name LibTorch looks for it
+REGISTER_CUDA_HOOKS(CUDAHooks);
 }  // namespace at
 
 namespace shardweave::testing {
@@ -300,7 +305,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
   if (self.is_cuda()) {
     write_later(self, at::empty(self.sizes(), self.options().device(at::kCPU)).copy_(value));
   } else {
-    ++waits[from.device().index()];
+    host_waits_for(from.device().index());
     self.copy_(value);
   }
   return self;
@@ -442,17 +447,14 @@ class HostCall {
         op_.operator_name().name == "aten::equal" ||
         op_.operator_name().name == "aten::nonzero" ||
         op_.operator_name().name == "aten::masked_select") {
-      ++waits[device_->index()];
+      host_waits_for(device_->index());
     }
     for (size_t i = 0; i < arguments.size(); ++i) {
       const c10::AliasInfo* const alias = arguments[i].alias_info();
       writes_ = alias != nullptr && alias->isWrite();
       stack_[first + i] = to_host(stack_[first + i]);
     }
-    {
-      const c10::impl::ExcludeDispatchKeyGuard no_cuda(c10::DispatchKeySet(c10::DispatchKey::CUDA));
-      op_.callBoxed(&stack_);
-    }
+    op_.callBoxed(&stack_);
     for (const Operand& o : operands_) {
       if (!o.written) continue;
       if (o.there.sizes() != o.here.sizes()) resize_(o.there, o.here.sizes(), std::nullopt);
@@ -542,17 +544,14 @@ class HostCall {
       if (o.here.is_same(result)) return o.there;
     }
     for (const Operand& o : operands_) {
-      if (o.written || !result.storage().data_ptr() ||
-          result.storage().data() != o.here.storage().data()) {
-        continue;
-      }
+      if (o.written || !result.is_alias_of(o.here)) continue;
       at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-          c10::TensorImpl::VIEW, c10::Storage(o.there.storage()), cuda_keys(),
+          c10::TensorImpl::VIEW, c10::Storage(o.there.storage()), o.there.key_set(),
           c10::scalarTypeToTypeMeta(result.scalar_type()));
       view.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides(),
                                                         result.storage_offset());
-      if (result.is_conj()) view._set_conj(true);
-      if (result.is_neg()) view._set_neg(true);
+      view._set_conj(result.is_conj());
+      view._set_neg(result.is_neg());
       return view;
     }
     return uploaded(result, *device_);
@@ -579,6 +578,19 @@ void run_on_host(const c10::OperatorHandle& op, c10::Stack* stack) {
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+}
+
+// What LibTorch has for the CPU comes before what it composes for devices without a kernel.
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!absl::StartsWith(name.name, "aten::")) continue;
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    if (op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+        op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
+      m.impl(c10::toString(name).c_str(),
+             torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+    }
+  }
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
