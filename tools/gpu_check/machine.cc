@@ -18,7 +18,7 @@ using namespace shardweave;
 
 // "12.8": 1000 * major + 10 * minor.
 std::string cuda_version(int64_t version) {
-  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+  return absl::StrFormat("%d.%d", version / 1000, version % 1000 / 10);
 }
 
 std::string gibibytes(size_t bytes) {

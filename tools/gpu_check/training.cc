@@ -82,7 +82,7 @@ const std::vector<Parallelism>& kinds() {
        data_parallel,
        {Shard(0)},
        [](Transformer& model, const MeshPtr& mesh) -> std::shared_ptr<void> {
-         return std::make_shared<GradSync>(distributed_data_parallel(*model, mesh));
+         return std::shared_ptr<GradSync>(new GradSync(distributed_data_parallel(*model, mesh)));
        }},
       {"fsdp",
        data_parallel,
