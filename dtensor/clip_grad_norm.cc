@@ -106,6 +106,7 @@ class OfMesh {
     }
     Sum sum(norm_type);
     sum.add(counted);
+    throw_if_error(context_->on_device.wait());
     const About about(*context_, provenance);
     if (!cutting.empty()) sum.reduce(*context_, cutting, cause);
     return sum.power();

@@ -914,7 +914,10 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     make_key(op, info, args, key);
   }
   if (key.numbers > 0) put_off_numbers(op, info, *context, args);
-  if (info.shows_values) settle_plain_tensors(*context);
+  if (info.shows_values) {
+    settle_plain_tensors(*context);
+    throw_if_error(context->on_device.wait());
+  }
   const uint64_t hash = key.hash();
   const CacheEntry* entry = context->decisions.cache.find(hash, key.words());
   if (entry == nullptr) {

@@ -92,7 +92,8 @@ class FromSource {
     });
     const c10::Device device = data.device();
     throw_if_error(
-        TensorWork(comm.broadcast(comm_buffer(data), root(dims), options(device)), device).wait());
+        TensorWork(context_, comm.broadcast(comm_buffer(data), root(dims), options(device)), device)
+            .wait());
     return data;
   }
 
@@ -120,7 +121,7 @@ class FromSource {
           c10::multiply_integers(spec_.sizes) * static_cast<int64_t>(whole.element_size()));
     });
     const c10::Device device = mine.device();
-    throw_if_error(TensorWork(comm.all_to_all_v(comm_buffer(parts), to, comm_buffer(mine), from,
+    throw_if_error(TensorWork(context_, comm.all_to_all_v(comm_buffer(parts), to, comm_buffer(mine), from,
                                                 options(device)),
                               device)
                        .wait());

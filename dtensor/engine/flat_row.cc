@@ -316,7 +316,7 @@ CollectiveUnderWay FlatRow::all_gather(const at::Tensor& stretch, const at::Tens
   Work work = is_equal_ ? comm.all_gather(comm_buffer(stretch), comm_buffer(flat), options)
                         : comm.all_gather_v(comm_buffer(stretch), comm_buffer(flat),
                                             numbers(counts_, flat), options);
-  return {TensorWork(std::move(work), flat.device()), std::move(span)};
+  return {TensorWork(*context_, std::move(work), flat.device()), std::move(span)};
 }
 
 bool GradientScatter::takes(const FlatRow& row, size_t i, const at::Tensor& grad) {
@@ -404,7 +404,7 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
                   ? comm.reduce_scatter(comm_buffer(in_), comm_buffer(out_), ReduceOp::kSum, call)
                   : comm.reduce_scatter_v(comm_buffer(in_), comm_buffer(out_), numbers(kept, in_),
                                           ReduceOp::kSum, call);
-  under_way_.emplace(TensorWork(std::move(work), out_.device()), std::move(span));
+  under_way_.emplace(TensorWork(context, std::move(work), out_.device()), std::move(span));
 }
 
 void GradientScatter::finish() {

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/decisions.h"
+#include "shardweave/dtensor/engine/device_works.h"
 #include "shardweave/dtensor/engine/spec_table.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/observe/observation.h"
@@ -66,6 +67,7 @@ class MeshContext {
   PhiloxState random;                        // seeded() with the default
   RandomStateScope* random_scope = nullptr;  // the innermost
   PlainTensors plain_tensors;
+  DeviceWorks on_device;
   int strict_depth = 0;             // > 0: implicit communication is an error
   uint64_t about = 0;               // what is sent now is about this (provenance.h); 0: none
   uint64_t tensors_made = 0;        // of plain ones, by functions that users call

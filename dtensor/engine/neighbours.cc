@@ -76,7 +76,7 @@ CollectiveUnderWay FsdpUnit::gather_from_neighbours() {
   const About about(*context_, provenance());
   Work work = group.all_gather_v(comm_buffer(part_), comm_buffer(flat_), counts,
                                  collective_options(*context_, flat_.device(), "fully_shard"));
-  return {TensorWork(std::move(work), flat_.device()), std::move(span)};
+  return {TensorWork(*context_, std::move(work), flat_.device()), std::move(span)};
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -173,6 +173,38 @@ void PackSchedule::copy_rows(char* tensor, char* buffer, int64_t element_size, i
   }
 }
 
+// One copy of strided tensors, which have no negative strides: such loops are run here.
+void PackSchedule::copy_on_device(Copy c, const at::Tensor& tensor, const at::Tensor& buffer,
+                                  bool to_buffer) {
+  const auto backwards = std::find_if(c.loops.begin(), c.loops.end(), [](const Loop& loop) {
+    return loop.tensor_stride < 0 || loop.buffer_stride < 0;
+  });
+  if (backwards != c.loops.end()) {
+    const Loop loop = *backwards;
+    c.loops.erase(backwards);
+    for (int64_t i = 0; i < loop.count; ++i) {
+      copy_on_device(c, tensor, buffer, to_buffer);
+      c.tensor_offset += loop.tensor_stride;
+      c.buffer_offset += loop.buffer_stride;
+    }
+    return;
+  }
+  std::vector<int64_t> counts, in_tensor, in_buffer;
+  for (const Loop& loop : c.loops) {
+    counts.push_back(loop.count);
+    in_tensor.push_back(loop.tensor_stride);
+    in_buffer.push_back(loop.buffer_stride);
+  }
+  counts.push_back(c.run);
+  in_tensor.push_back(1);
+  in_buffer.push_back(1);
+  const at::Tensor a =
+      at::as_strided(tensor, counts, in_tensor, tensor.storage_offset() + c.tensor_offset);
+  const at::Tensor b =
+      at::as_strided(buffer, counts, in_buffer, buffer.storage_offset() + c.buffer_offset);
+  to_buffer ? b.copy_(a) : a.copy_(b);
+}
+
 void PackSchedule::copy(const at::Tensor& tensor, const at::Tensor& buffer, bool to_buffer) const {
   if (tensor.sizes() != at::IntArrayRef(sizes_.data(), sizes_.size()) || !tensor.is_contiguous() ||
       buffer.numel() != numel_ || !buffer.is_contiguous() ||
@@ -185,22 +217,7 @@ void PackSchedule::copy(const at::Tensor& tensor, const at::Tensor& buffer, bool
   }
   if (rows_ == 0) return;
   if (!tensor.is_cpu()) {
-    for (const Copy& c : copies_) {
-      std::vector<int64_t> counts, in_tensor, in_buffer;
-      for (const Loop& loop : c.loops) {
-        counts.push_back(loop.count);
-        in_tensor.push_back(loop.tensor_stride);
-        in_buffer.push_back(loop.buffer_stride);
-      }
-      counts.push_back(c.run);
-      in_tensor.push_back(1);
-      in_buffer.push_back(1);
-      const at::Tensor a =
-          at::as_strided(tensor, counts, in_tensor, tensor.storage_offset() + c.tensor_offset);
-      const at::Tensor b =
-          at::as_strided(buffer, counts, in_buffer, buffer.storage_offset() + c.buffer_offset);
-      to_buffer ? b.copy_(a) : a.copy_(b);
-    }
+    for (const Copy& c : copies_) copy_on_device(c, tensor, buffer, to_buffer);
     return;
   }
   const int64_t element_size = tensor.element_size();

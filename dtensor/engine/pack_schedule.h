@@ -69,6 +69,8 @@ class PackSchedule {
                absl::Span<const int64_t> part_sizes, absl::Span<const int64_t> offset_in_part);
   bool merge();
   void copy(const at::Tensor& tensor, const at::Tensor& buffer, bool to_buffer) const;
+  static void copy_on_device(Copy c, const at::Tensor& tensor, const at::Tensor& buffer,
+                             bool to_buffer);
   template <bool to_buffer>
   void copy_rows(char* tensor, char* buffer, int64_t element_size, int64_t begin,
                  int64_t end) const;

@@ -349,14 +349,17 @@ TensorWork send(MeshContext& context, const CollectiveTransfer& transfer, std::s
   const CallOptions options = collective_options(context, device, tag);
   switch (transfer.op) {
     case OpKind::kAllReduce:
-      return {comm.all_reduce(in, out, transfer.reduce_op, options), device};
+      return {context, comm.all_reduce(in, out, transfer.reduce_op, options), device};
     case OpKind::kAllGatherV:
-      return {comm.all_gather_v(in, out, transfer.out_counts, options), device};
+      return {context, comm.all_gather_v(in, out, transfer.out_counts, options), device};
     case OpKind::kReduceScatterV:
-      return {comm.reduce_scatter_v(in, out, transfer.in_counts, transfer.reduce_op, options),
+      return {context,
+              comm.reduce_scatter_v(in, out, transfer.in_counts, transfer.reduce_op, options),
               device};
     case OpKind::kAllToAllV:
-      return {comm.all_to_all_v(in, transfer.in_counts, out, transfer.out_counts, options), device};
+      return {context,
+              comm.all_to_all_v(in, transfer.in_counts, out, transfer.out_counts, options),
+              device};
     default:
       break;
   }

@@ -185,7 +185,7 @@ void FsdpUnit::exchange(int64_t rank, const at::Tensor& flat, const at::Tensor& 
               : comm.send(comm_buffer(its), peer, 0, options);
     }
   }
-  throw_if_error(TensorWork(group.finish(), shard_.device()).wait());
+  throw_if_error(TensorWork(*context_, group.finish(), shard_.device()).wait());
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -1,5 +1,7 @@
 #include "shardweave/dtensor/engine/tensor_work.h"
 
+#include <utility>
+
 #include "absl/time/time.h"
 #include "c10/core/Stream.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
@@ -19,6 +21,11 @@ CallOptions collective_options(const MeshContext& context, c10::Device device,
           .tag = tag,
           .fingerprint = fingerprint(context),
           .stream = current_stream(device)};
+}
+
+TensorWork::TensorWork(MeshContext& context, Work work, c10::Device device)
+    : work_(std::move(work)), device_(device) {
+  if (!device.is_cpu()) context.on_device.add(work_);
 }
 
 absl::Status TensorWork::wait_on_stream() const {

@@ -1,6 +1,7 @@
 // Collectives on tensors' memory, in LibTorch's order of things.
 //
-//   TensorWork work(comm.all_reduce(comm_buffer(x), comm_buffer(x), ReduceOp::kSum,
+//   TensorWork work(context,
+//                   comm.all_reduce(comm_buffer(x), comm_buffer(x), ReduceOp::kSum,
 //                                   collective_options(context, x.device(), "all_reduce")),
 //                   x.device());
 //   if (absl::Status s = work.wait(); !s.ok()) return s;
@@ -12,13 +13,13 @@
 // stream from then on; the host waits for no device. So whatever holds the memory may drop it after
 // wait(): LibTorch's allocators give memory that was made on a stream to nobody who works before that
 // stream's later work. (Memory of another stream than the current one: Tensor::record_stream, as
-// everywhere in LibTorch.)
+// everywhere in LibTorch.) Errors of the device come later, then: with the next collective, and before
+// numbers reach the host (device_works.h).
 //
 // Streams are those of c10::Stream: nothing here links CUDA. Internal to dtensor/ and modules/.
 #pragma once
 
 #include <string_view>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "c10/core/Device.h"
@@ -39,7 +40,7 @@ CallOptions collective_options(const MeshContext& context, c10::Device device,
 class TensorWork {
  public:
   TensorWork() = default;  // done and OK
-  TensorWork(Work work, c10::Device device) : work_(std::move(work)), device_(device) {}
+  TensorWork(MeshContext& context, Work work, c10::Device device);
 
   // Until LibTorch can use the memory in this thread; after an error nobody touches it any more.
   absl::Status wait() const { return device_.is_cpu() ? work_.wait() : wait_on_stream(); }

@@ -489,6 +489,27 @@ TEST(CudaErrorTest, TensorsOnTwoDevices) {
   });
 }
 
+// The other rank is gone when the device waits for it: no number that an aborted operation has left
+// reaches the host.
+TEST(CudaErrorTest, NoNumbersOfABrokenGroup) {
+  for (const bool whole : {false, true}) {
+    const std::vector<absl::Status> results = try_on_gpus({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      const at::Tensor x = distribute_tensor(numbers({6, 2}).to(at::kCUDA), mesh, {Shard(0)});
+      host(redistribute(x, {Replicate()}));  // the group is there
+      if (mesh->rank().value == 1) throw Error(absl::DataLossError("a test"));
+      if (whole) {
+        const at::Tensor here = full_tensor(x);
+        ADD_FAILURE() << "without the other rank: " << here.cpu();
+      } else {
+        const double sum = x.sum().item<double>();
+        ADD_FAILURE() << "without the other rank: " << sum;
+      }
+    });
+    EXPECT_EQ(results[1].code(), absl::StatusCode::kDataLoss);
+    EXPECT_FALSE(results[0].ok());
+  }
+}
+
 // One rank gives up in the middle of a step, with operations under way: every rank hears so.
 TEST(CudaErrorTest, OneRankFails) {
   const std::vector<absl::Status> results = try_on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {

@@ -1,0 +1,40 @@
+// The collectives on a device for which the device waits and the host does not (tensor_work.h), until
+// numbers reach the host: an error in flight must be there before the numbers that it has spoilt.
+//
+//   context.on_device.add(work);                    // each one that is issued
+//   throw_if_error(context.on_device.wait());       // before .item(), and what else shows numbers
+//
+// Internal to dtensor/ and modules/.
+#pragma once
+
+#include <deque>
+
+#include "absl/status/status.h"
+#include "shardweave/comm/work.h"
+
+namespace shardweave::dtensor_internal {
+
+class DeviceWorks {
+ public:
+  // Those that have run are let go of, but for their error.
+  void add(const Work& work) {
+    while (!works_.empty() && works_.front().done()) take_first();
+    works_.push_back(work);
+  }
+  // Until the device has run them all: the first error there has been.
+  absl::Status wait() {
+    while (!works_.empty()) take_first();
+    return error_;
+  }
+
+ private:
+  void take_first() {
+    error_.Update(works_.front().wait());
+    works_.pop_front();
+  }
+
+  std::deque<Work> works_;
+  absl::Status error_;
+};
+
+}  // namespace shardweave::dtensor_internal
