@@ -23,7 +23,6 @@ using namespace shardweave;
 using dtensor_internal::comm_buffer;
 using dtensor_internal::comm_dtype;
 using dtensor_internal::current_stream;
-using dtensor_internal::TensorWork;
 
 constexpr at::ScalarType kTypes[] = {
     at::kDouble,      at::kFloat,  at::kHalf,   at::kBFloat16, at::kFloat8_e4m3fn,
@@ -84,6 +83,12 @@ double tolerance(at::ScalarType type, ReduceOp op) {
   }
 }
 
+// What comes on the current stream finds the result; the host does not wait.
+void wait_in_order(const Work& work, c10::Device device) {
+  const absl::Status status = work.wait_on(current_stream(device));
+  throw_if_error(status.ok() ? status : work.wait());
+}
+
 class Conformance {
  public:
   Conformance(Session& session, Check& check)
@@ -126,10 +131,13 @@ class Conformance {
     return {.tag = call, .stream = current_stream(device_)};
   }
 
-  void expect(const std::string& call, const at::Tensor& out, const at::Tensor& want,
-              double within = 0) {
+  // Compares what `work` has brought.
+  void expect(const std::string& call, const Work& work, const at::Tensor& out,
+              const at::Tensor& want, double within = 0) {
     ++calls_;
+    wait_in_order(work, device_);
     const at::Tensor got = out.to(at::kCPU);
+    throw_if_error(work.wait());  // numbers after an error are nothing
     const bool same = within == 0 ? same_bytes(got, want) : difference(got, want) <= within;
     if (same) return;
     check_.fail(absl::StrCat("rank ", rank_, ": ", call, " of ", c10::toString(type_),
@@ -139,10 +147,8 @@ class Conformance {
   // Issues, waits and compares.
   void call(const std::string& name, const std::function<Work(const CallOptions&)>& issue,
             const at::Tensor& out, const at::Tensor& want, double within = 0) {
-    check_.attempt(absl::StrCat(name, " of ", c10::toString(type_)), [&] {
-      throw_if_error(TensorWork(issue(options(name.c_str())), device_).wait());
-      expect(name, out, want, within);
-    });
+    check_.attempt(absl::StrCat(name, " of ", c10::toString(type_)),
+                   [&] { expect(name, issue(options(name.c_str())), out, want, within); });
   }
 
   void move() {
@@ -305,11 +311,10 @@ class Conformance {
     const int next = (rank_ + 1) % size_, last = (rank_ + size_ - 1) % size_;
     const at::Tensor from = there(plain(rank_, kCount)), to = blank(kCount);
     check_.attempt("send and recv", [&] {
-      const TensorWork sending(comm_.send(comm_buffer(from), next, 3, options("send")), device_);
-      const TensorWork receiving(comm_.recv(comm_buffer(to), last, 3, options("recv")), device_);
-      throw_if_error(sending.wait());
-      throw_if_error(receiving.wait());
-      expect("recv", to, plain(last, kCount));
+      const Work sending = comm_.send(comm_buffer(from), next, 3, options("send"));
+      const Work receiving = comm_.recv(comm_buffer(to), last, 3, options("recv"));
+      wait_in_order(sending, device_);
+      expect("recv", receiving, to, plain(last, kCount));
     });
   }
 
@@ -324,9 +329,9 @@ class Conformance {
       for (const at::Tensor& t : tensors) {
         comm_.all_reduce(comm_buffer(t), comm_buffer(t), ReduceOp::kSum, options("coalesced"));
       }
-      throw_if_error(TensorWork(group.finish(), device_).wait());
+      const Work work = group.finish();
       for (size_t i = 0; i < tensors.size(); ++i) {
-        expect("coalesced all_reduce", tensors[i], wanted[i]);
+        expect("coalesced all_reduce", work, tensors[i], wanted[i]);
       }
     });
   }
@@ -336,13 +341,11 @@ class Conformance {
     check_.attempt("split", [&] {
       const auto group = value_or_throw(comm_.split(rank_ % 2, rank_, "gpu_check"));
       const at::Tensor data = there(at::full({3}, static_cast<double>(rank_ + 1), at::kFloat));
-      throw_if_error(TensorWork(group->all_reduce(comm_buffer(data), comm_buffer(data),
-                                                  ReduceOp::kSum, options("all_reduce")),
-                                device_)
-                         .wait());
+      const Work work = group->all_reduce(comm_buffer(data), comm_buffer(data), ReduceOp::kSum,
+                                          options("all_reduce"));
       double sum = 0;
       for (int r = rank_ % 2; r < size_; r += 2) sum += r + 1;
-      expect("all_reduce of a group", data, at::full({3}, sum, at::kFloat));
+      expect("all_reduce of a group", work, data, at::full({3}, sum, at::kFloat));
     });
   }
 
@@ -373,11 +376,9 @@ void check_streams(Session& session, Check& check) {
     for (int i = 0; i < rounds; ++i) {
       // Each step wants the one before to be there.
       x = x * 2 + 1;
-      throw_if_error(
-          TensorWork(comm.all_reduce(comm_buffer(x), comm_buffer(x), ReduceOp::kSum,
-                                     {.tag = "streams", .stream = current_stream(session.device)}),
-                     session.device)
-              .wait());
+      const CallOptions options = {.tag = "streams", .stream = current_stream(session.device)};
+      wait_in_order(comm.all_reduce(comm_buffer(x), comm_buffer(x), ReduceOp::kSum, options),
+                    session.device);
       x = x / ranks;
       want = want * 2 + 1;
     }
@@ -398,9 +399,7 @@ void check_bandwidth(Session& session, Check& check) {
   const auto measure = [&](const char* name, double factor,
                            const std::function<Work(const CallOptions&)>& issue) {
     const auto run = [&] {
-      throw_if_error(
-          TensorWork(issue({.tag = name, .stream = current_stream(session.device)}), session.device)
-              .wait());
+      wait_in_order(issue({.tag = name, .stream = current_stream(session.device)}), session.device);
     };
     for (int i = 0; i < 3; ++i) run();
     std::vector<double> seconds;
