@@ -50,7 +50,7 @@ std::string describe_gpu(int index) {
 void say_libtorchs(Check& check) {
   const at::CUDAHooksInterface& cuda = at::detail::getCUDAHooks();
   if (cuda.hasCUDART()) {
-    check.fact("CUDA of LibTorch", cuda_version(cuda.versionCUDART()));
+    check.fact("CUDA", cuda_version(cuda.versionCUDART()));
   }
   if (cuda.hasCuDNN()) check.fact("cuDNN", absl::StrCat(cuda.versionRuntimeCuDNN()));
 }
