@@ -379,7 +379,7 @@ void gradient_hook(const Model& model) {
 
 void data_parallel(const Model& model, World& world, const at::Tensor& batch) {
   auto mesh = *init_device_mesh(world, {{"dp", 4}});
-  const GradSync ddp = distributed_data_parallel(*model, mesh);
+  GradSync ddp = distributed_data_parallel(*model, mesh);
   torch::optim::AdamW optimizer(unique_parameters(*model));
   auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});
   model->forward(x).square().mean().backward();
@@ -391,7 +391,7 @@ void data_parallel(const Model& model, World& world, const at::Tensor& batch) {
 void power_sgd(const Model& model, const MeshPtr& mesh, GradScaler& scaler,
                const std::function<void(const std::map<std::string, at::Tensor>&)>& save) {
   auto power_sgd = std::make_shared<PowerSgd>(PowerSgdOptions{.rank = 2, .start_iteration = 100});
-  const GradSync ddp = distributed_data_parallel(*model, mesh, {.sync = {.hook = power_sgd}});
+  GradSync ddp = distributed_data_parallel(*model, mesh, {.sync = {.hook = power_sgd}});
   power_sgd->rescale(scaler.update());
   save(power_sgd->state());
 }

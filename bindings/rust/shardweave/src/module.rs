@@ -658,7 +658,24 @@ pub(crate) fn non_persistent_of<M: Module + ?Sized>(module: &M) -> Vec<String> {
 pub(crate) fn handle_of<M: Module + ?Sized>(
     module: &M,
 ) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
-    let members = members_of(module);
+    handle_of_members(members_of(module))
+}
+
+/// The names that a checkpoint has of it: without buffers that are not persistent. Of a struct all are
+/// buffers here: a parameter would require grad from now on, and one that is frozen would not stay so.
+pub(crate) fn persistent_handle_of<M: Module + ?Sized>(module: &M) -> Result<ModuleHandle> {
+    let mut members = members_of(module);
+    if !members.natives.iter().any(|(fqn, _)| fqn.is_empty()) {
+        let Members { parameters, buffers, non_persistent, .. } = &mut members;
+        buffers.retain(|(name, _)| !non_persistent.contains(name));
+        parameters.append(buffers);
+        std::mem::swap(parameters, buffers);
+    }
+    members.forwards.clear();
+    handle_of_members(members).map(|(module, _)| module)
+}
+
+fn handle_of_members(members: Members) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
     if let [(fqn, native)] = members.natives.as_slice() {
         if fqn.is_empty() {
             // The whole is one of the library's.
