@@ -232,8 +232,8 @@ absl::StatusOr<Training> make_training(const Settings& settings) {
           absl::GetFlag(FLAGS_save), " ", every, ", resume ", absl::GetFlag(FLAGS_resume)),
       .data = text->bytes(),
       .train =
-          [&settings, text, options = *options](const MeshPtr& mesh, const StepDone& step_done) {
-            train(settings, options, text->bytes(), mesh, step_done);
+          [&settings, text, its = *options](const MeshPtr& mesh, const StepDone& step_done) {
+            train(settings, its, text->bytes(), mesh, step_done);
             return examples::Summary();
           },
   };

@@ -69,6 +69,7 @@
 #include "shardweave/modules/optim/grad_scaler.h"
 #include "shardweave/modules/optim/options.h"
 #include "shardweave/modules/optim/schedule.h"
+#include "shardweave/modules/non_persistent_buffers.h"
 #include "shardweave/modules/parallel_style.h"
 #include "shardweave/modules/parallel_style_json.h"
 #include "shardweave/modules/parallelize_module.h"
@@ -376,6 +377,13 @@ void gradient_hook(const Model& model) {
   };
   GradSync sync(*model, {.hook = std::make_shared<InHalf>()});
 }
+
+at::Tensor make_angles(int64_t dim);
+struct RopeImpl : torch::nn::Module, NonPersistentBuffers {
+  explicit RopeImpl(int64_t dim) { angles = register_buffer("angles", make_angles(dim)); }
+  std::vector<std::string> non_persistent_buffers() const override { return {"angles"}; }
+  at::Tensor angles;
+};
 
 void data_parallel(const Model& model, World& world, const at::Tensor& batch) {
   auto mesh = *init_device_mesh(world, {{"dp", 4}});
