@@ -223,8 +223,8 @@ class Rank {
         if (!(difference <= first)) first = difference;
         if (status.ok() && !(difference <= kTolerance)) {
           status = absl::InternalError(
-              absl::StrFormat("--check: in step %d the loss is %.9g, on one rank %.9g", i + 1,
-                              loss, alone.losses[i]));
+              absl::StrFormat("--check: in step %d the loss is %.9g, on one rank %.9g", i + 1, loss,
+                              alone.losses[i]));
         }
       }
       line["first_steps_loss_diff"] = first;

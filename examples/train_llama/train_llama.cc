@@ -37,18 +37,20 @@
 #include "shardweave/modules/optim/schedule.h"
 #include "shardweave/modules/parallelize_module.h"
 
-ABSL_FLAG(std::string, model, "",
-          "a directory of transformers, with config.json and safetensors files, whose Llama goes on "
-          "training; default: a new one, of the sizes below");
+ABSL_FLAG(
+    std::string, model, "",
+    "a directory of transformers, with config.json and safetensors files, whose Llama goes on "
+    "training; default: a new one, of the sizes below");
 ABSL_FLAG(std::string, data, "/usr/share/common-licenses/GPL-3", "the text to train on");
 ABSL_FLAG(int64_t, layers, 2, "decoder layers");
 ABSL_FLAG(int64_t, dim, 96, "features of a token");
 ABSL_FLAG(int64_t, heads, 8, "attention heads; they divide --dim, and --mesh's tp divides them");
 ABSL_FLAG(int64_t, kv_heads, 4, "heads of keys and values; they divide --heads");
 ABSL_FLAG(int64_t, seq, 64, "bytes per sequence");
-ABSL_FLAG(std::string, save, "",
-          "a directory, of all ranks, that gets a checkpoint after the last step; any --mesh goes on "
-          "from it, in C++, Rust and Go");
+ABSL_FLAG(
+    std::string, save, "",
+    "a directory, of all ranks, that gets a checkpoint after the last step; any --mesh goes on "
+    "from it, in C++, Rust and Go");
 ABSL_FLAG(int64_t, save_every, 0,
           "with --save: also after so many steps, each time, beside training; 0: at the end only");
 ABSL_FLAG(std::string, resume, "",
@@ -108,8 +110,7 @@ Batch batch_of(std::string_view text, int64_t step, int64_t batch, int64_t vocab
   const at::Tensor pieces = at::empty({batch, seq + 1}, at::kLong);
   auto* to = pieces.data_ptr<int64_t>();
   for (int64_t row = 0; row < batch; ++row) {
-    const int64_t begin =
-        (step * batch + row) * seq % (static_cast<int64_t>(text.size()) - seq);
+    const int64_t begin = (step * batch + row) * seq % (static_cast<int64_t>(text.size()) - seq);
     for (const char byte : text.substr(static_cast<size_t>(begin), static_cast<size_t>(seq + 1))) {
       *to++ = static_cast<unsigned char>(byte) % vocab_size;
     }
@@ -131,8 +132,8 @@ void load_weights(shardweave::nn::Llama& model, const MeshPtr& mesh) {
     return;
   }
   shardweave::throw_if_error(shardweave::run_ranks(1, [&](shardweave::World& alone) {
-    shardweave::load_pretrained(
-        from, *model, shardweave::value_or_throw(init_device_mesh(alone, {{"dp", 1}})));
+    shardweave::load_pretrained(from, *model,
+                                shardweave::value_or_throw(init_device_mesh(alone, {{"dp", 1}})));
   }));
 }
 
@@ -162,7 +163,8 @@ void train(const Settings& settings, const LlamaOptions& options, std::string_vi
   int64_t first = 0;
   const bool is_resumed = mesh != nullptr && !absl::GetFlag(FLAGS_resume).empty();
   if (!absl::GetFlag(FLAGS_model).empty() && !is_resumed) load_weights(model, mesh);
-  if (mesh != nullptr) {  // what a run needs to go on; batches and learning rates follow from the step
+  if (mesh !=
+      nullptr) {  // what a run needs to go on; batches and learning rates follow from the step
     shardweave::add_module(state, *model);
     shardweave::add_optimizer(state, optimizer, *model);
     shardweave::add_random_state(state, mesh);

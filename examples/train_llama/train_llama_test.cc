@@ -83,7 +83,8 @@ TEST(TrainLlamaTest, GoesOnFromACheckpoint) {
   for (const Args& model : {Args(), Args{"--model=modules/hugging_face/references/llama"}}) {
     const std::string run = directory();
     Args args = model;
-    args.insert(args.end(), {"--check", "--json", "--save=" + run, "--save_every=5", "--mesh=dp=2,tp=2"});
+    args.insert(args.end(),
+                {"--check", "--json", "--save=" + run, "--save_every=5", "--mesh=dp=2,tp=2"});
     const Ran whole = train(args);
     ASSERT_EQ(whole.code, 0) << whole.err;
     ASSERT_TRUE(std::filesystem::exists(run + "/step-000008/manifest.json"));
