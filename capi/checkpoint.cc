@@ -53,7 +53,8 @@ std::string prefix_or(const char* prefix, const char* otherwise) {
   return std::string(text_or(prefix, otherwise, "prefix"));
 }
 
-// All of it or nothing: what is added to is a copy, of handles. `owner`, if any, lives as long as the state.
+// All of it or nothing: what is added to is a copy, of handles. `owner`, if any, lives as long as the
+// state.
 template <typename Add>
 void add_whole(HostState& to, const std::shared_ptr<const void>& owner, const Add& add) {
   StateDict dict = to.dict;
@@ -66,8 +67,8 @@ void add_module_to(const swv_state* state, const char* prefix, const swv_module*
   HostState& to = state_of(state);
   const torch::nn::Module& its = any_module(module);
   const std::string name = prefix_or(prefix, "model.");
-  // Its tensors are handles. The module may go: a binding's may be there for this call alone, and its
-  // children then become parts of another one.
+  // Its tensors are handles. The module may go: a binding's may be there for this call alone, and
+  // its children then become parts of another one.
   add_whole(to, nullptr, [&](StateDict& dict) { add_module(dict, its, name); });
 }
 

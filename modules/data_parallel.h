@@ -11,8 +11,8 @@
 //   optimizer.zero_grad();
 //
 // The model is the same object as before, its parameters and buffers are DTensors. What comes back is
-// the GradSync (grad_sync.h): GradSync::NoSync to accumulate, discard(), what leaves when; gradients in
-// fewer bits (reduce_dtype) or through a hook of one's own (gradient_hook.h, power_sgd.h).
+// the GradSync (grad_sync.h): GradSync::NoSync to accumulate, discard(), what leaves when; gradients
+// in fewer bits (reduce_dtype) or through a hook of one's own (gradient_hook.h, power_sgd.h).
 //
 // What differs from PyTorch's DDP: a loss is that of all ranks' input, so that gradients are what one
 // device would have on all of it, and nothing is divided by the number of ranks. A batch norm sees all
@@ -23,7 +23,8 @@
 // Over tensor parallelism: parallelize_module() first, on the same mesh; what it has cut stays so.
 //
 // Every rank has the whole model here, and needs memory for it. One that is too large for that is
-// constructed under deferred_init() (deferred_init.h), cut by fully_shard() or a plan, and only then made.
+// constructed under deferred_init() (deferred_init.h), cut by fully_shard() or a plan, and only then
+// made.
 #pragma once
 
 #include <source_location>

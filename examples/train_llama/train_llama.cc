@@ -1,5 +1,5 @@
-// Trains a byte-level Llama on a text, sharded over ranks that are threads or processes: a new one, or
-// one that transformers has saved.
+// Trains a byte-level Llama on a text, sharded over ranks that are threads or processes: a new one,
+// or one that transformers has saved.
 //
 //   ./bazelw run //examples:train_llama -- --mesh=dp=2,tp=2 --sequence_parallel --check
 //   ./bazelw run //examples:train_llama -- --plan=hf --mesh=tp=4 --backend=gloo --data=book.txt
@@ -7,7 +7,7 @@
 //   ./bazelw run //examples:train_llama -- --model=llama/ --resume=run --mesh=tp=2
 //
 // The model is constructed without memory, sharded by one call, and only then made: each rank draws
-// its parts. The examples in Rust and Go (bindings/*/.../examples/train_llama) take the same batches
+// its parts. The examples in Rust and Go (bindings/.../examples/train_llama) take the same batches
 // and steps, so that each of the three goes on with what another one has saved.
 
 #include <cstdint>
@@ -103,8 +103,8 @@ struct Batch {
   at::Tensor tokens, targets;  // both [batch, seq], int64
 };
 
-// One piece of the text after the other, a byte a token; targets are one byte further on. A function of
-// the step alone, so nothing of it has to be saved.
+// One piece of the text after the other, a byte a token; targets are one byte further on. A function
+// of the step alone, so nothing of it has to be saved.
 Batch batch_of(std::string_view text, int64_t step, int64_t batch, int64_t vocab_size) {
   const int64_t seq = absl::GetFlag(FLAGS_seq);
   const at::Tensor pieces = at::empty({batch, seq + 1}, at::kLong);
@@ -163,8 +163,7 @@ void train(const Settings& settings, const LlamaOptions& options, std::string_vi
   int64_t first = 0;
   const bool is_resumed = mesh != nullptr && !absl::GetFlag(FLAGS_resume).empty();
   if (!absl::GetFlag(FLAGS_model).empty() && !is_resumed) load_weights(model, mesh);
-  if (mesh !=
-      nullptr) {  // what a run needs to go on; batches and learning rates follow from the step
+  if (mesh != nullptr) {  // what a run needs to go on, beside what follows from the step
     shardweave::add_module(state, *model);
     shardweave::add_optimizer(state, optimizer, *model);
     shardweave::add_random_state(state, mesh);

@@ -77,8 +77,8 @@ TEST(TrainLlamaTest, RanksMayBeProcesses) {
   expect_as_on_one_rank({"--backend=gloo", "--mesh=dp=2,tp=2"}, 4);
 }
 
-// On another mesh, with the losses of one rank that was never broken off; what transformers has saved,
-// too.
+// On another mesh, with the losses of one rank that was never broken off; what transformers has
+// saved, too.
 TEST(TrainLlamaTest, GoesOnFromACheckpoint) {
   for (const Args& model : {Args(), Args{"--model=modules/hugging_face/references/llama"}}) {
     const std::string run = directory();

@@ -44,9 +44,9 @@ absl::Status check(const RopeOptions& options, int64_t head_dim);
 // Cosines and sines of the angles that positions 0, 1, ... turn by.
 //
 // Its frequencies are the buffer `inv_freq` (and, of longrope, `long_inv_freq`), which neither
-// checkpoints nor files of weights have. They stay in single precision when a model goes to another. With "dynamic"
-// they are those of this sequence's length, whichever came before (transformers keeps those of the
-// longest until one shorter than max_position_embeddings comes).
+// checkpoints nor files of weights have. They stay in single precision when a model goes to another.
+// With "dynamic" they are those of this sequence's length, whichever came before (transformers keeps
+// those of the longest until one shorter than max_position_embeddings comes).
 class RotaryEmbeddingImpl : public torch::nn::Module, public NonPersistentBuffers {
  public:
   // Throws Error (InvalidArgument): check()

@@ -661,8 +661,9 @@ pub(crate) fn handle_of<M: Module + ?Sized>(
     handle_of_members(members_of(module))
 }
 
-/// The names that a checkpoint has of it: without buffers that are not persistent. Of a struct all are
-/// buffers here: a parameter would require grad from now on, and one that is frozen would not stay so.
+/// The names that a checkpoint has of it: without buffers that are not persistent. Of a struct all
+/// are buffers here: a parameter would require grad from now on, and one that is frozen would not
+/// stay so.
 pub(crate) fn persistent_handle_of<M: Module + ?Sized>(module: &M) -> Result<ModuleHandle> {
     let mut members = members_of(module);
     if !members.natives.iter().any(|(fqn, _)| fqn.is_empty()) {

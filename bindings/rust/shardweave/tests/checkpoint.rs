@@ -9,8 +9,8 @@ use shardweave::nn::{self, Layer};
 use shardweave::{
     find_checkpoint, list_checkpoints, no_grad, verify_checkpoint, write_safetensors, AdamW,
     Checkpointer, Code, DType, LoadOptions, Mesh, Module, NativeModule, Optimizer, ParameterPlan,
-    Placement::*, Result, Safetensors, Source, State, Tensor, TokenFile, TokenLoader, TokenLoaderOptions, World,
-    ZeroOptions,
+    Placement::*, Result, Safetensors, Source, State, Tensor, TokenFile, TokenLoader,
+    TokenLoaderOptions, World, ZeroOptions,
 };
 
 struct Folder(PathBuf);

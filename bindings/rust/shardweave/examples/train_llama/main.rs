@@ -8,8 +8,8 @@
 //!     cargo run --release --example train_llama -- --model=FOLDER --resume=run --mesh=tp=2
 //!
 //! Tokens are the bytes of a text: what a tokenizer would make of it is not this example's matter.
-//! The examples in C++ and Go take the same batches and steps, so that each goes on with what another
-//! one has saved.
+//! The examples in C++ and Go take the same batches and steps, so that each goes on with what
+//! another one has saved.
 //! The model is in model.rs, how its file is read in checkpoint.rs.
 
 mod checkpoint;
