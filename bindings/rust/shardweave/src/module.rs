@@ -707,7 +707,12 @@ fn handle_of_members(members: Members) -> Result<(ModuleHandle, Vec<(Forward, Fo
     };
     for (fqn, tensor) in members.parameters.iter().filter(|(fqn, _)| !is_native(fqn)) {
         let fqn = c_text(fqn, "parameter")?;
+        // It requires grad from then on; what was frozen since it was distributed stays so.
+        let is_frozen = tensor.is_sharded()? && !tensor.requires_grad()?;
         call!(swv_module_add_parameter(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
+        if is_frozen {
+            tensor.set_requires_grad(false)?;
+        }
     }
     for (fqn, tensor) in members.buffers.iter().filter(|(fqn, _)| !is_native(fqn)) {
         let fqn = c_text(fqn, "buffer")?;
