@@ -144,11 +144,11 @@ void train(const Settings& settings, const LlamaOptions& options, std::string_vi
     const auto zoo = [&](const shardweave::nn::PlanOptions& plan_options) {
       return shardweave::nn::llama_plan(options, mesh->mesh(), plan_options);
     };
+    const Batch batch = batch_of(text, 0, settings.batch, options.vocab_size);
     const auto step = [&] {
       shardweave::nn::Llama one(options);
-      const Batch first = batch_of(text, 0, settings.batch, options.vocab_size);
       return shardweave::StepModel{
-          one.ptr(), [=](const MeshPtr& on) mutable { return loss_of(one, first, on); }};
+          one.ptr(), [=](const MeshPtr& on) mutable { return loss_of(one, batch, on); }};
     };
     shardweave::parallelize_module(
         *model, mesh, examples::plan_for(*model, settings, zoo, kHuggingFacePlan, step, mesh));
