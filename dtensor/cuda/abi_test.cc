@@ -30,8 +30,8 @@ template <typename R, typename... A, typename S, typename... B>
 struct Alike<R(A...), S(B...)>
     : std::bool_constant<is_passed_alike<R, S>() && (is_passed_alike<A, B>() && ...)> {};
 
-// The header makes macros of names whose functions have had several forms: their values are the names
-// in the library.
+// The header makes macros of names whose functions have had several forms: their values are the
+// names in the library.
 #define SHARDWEAVE_TEXT(name) #name
 #define SHARDWEAVE_CHECK(result, name, symbol, parameters)          \
   static_assert(Alike<result parameters, decltype(::name)>::value); \

@@ -22,8 +22,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What fatbinary writes: a header, then entries with headers of their own. (NVIDIA has no document of
-// it; LLVM's clang-linker-wrapper and the CUDA Toolkit's cuobjdump read it so.)
+// What fatbinary writes: a header, then entries with headers of their own. (NVIDIA has no document
+// of it; LLVM's clang-linker-wrapper and the CUDA Toolkit's cuobjdump read it so.)
 struct FatHeader {
   uint32_t magic;
   uint16_t version;

@@ -1,11 +1,12 @@
-// What the kernels' launches use of NVIDIA's driver, found when the program runs: nothing is linked.
+// What the kernels' launches use of NVIDIA's driver, found when the program runs: nothing is
+// linked.
 //
 //   auto driver = Driver::load("");                       // libcuda.so.1
 //   if (!driver.ok()) return driver.status();             // "no NVIDIA driver: ..."
 //   absl::Status status = driver->check("cuInit", driver->cuInit(0));
 //
-// The declarations are those of CUDA 12.0 and later; abi_test.cc compares them with NVIDIA's header.
-// What has been loaded stays loaded. Any thread may use it.
+// The declarations are those of CUDA 12.0 and later; abi_test.cc compares them with NVIDIA's
+// header. What has been loaded stays loaded. Any thread may use it.
 #pragma once
 
 #include <string>

@@ -17,8 +17,8 @@ namespace shardweave::dtensor_internal {
 
 // `held`: of each dimension, the indices that the rank holds, in the order of its local tensor (see
 // local_intervals); `sizes`: of the whole tensor; `strides`: of the local tensor, in elements. The
-// whole tensor's elements are numbered row by row. Together the boxes have every local element once;
-// none are empty.
+// whole tensor's elements are numbered row by row. Together the boxes have every local element
+// once; none are empty.
 std::vector<IndexBox> index_boxes(absl::Span<const Intervals> held, absl::Span<const int64_t> sizes,
                                   absl::Span<const int64_t> strides);
 

@@ -1,4 +1,5 @@
-// Random numbers in a GPU's memory, drawn there: the very bits that draw_numbers() gives on the host.
+// Random numbers in a GPU's memory, drawn there: the very bits that draw_numbers() gives on the
+// host.
 //
 //   RandomDraw draw = RandomDraw::normal(DType::kBF16, 0, 0.02);
 //   absl::Status status = fill_random(draw, {.seed = seed, .stream = stream},
@@ -6,11 +7,11 @@
 //                                     {.device = 0, .stream = stream_of_cuda});
 //
 // Built with --config=cuda there are kernels for compute capability 8.x, 9.0, 10.x and later ones;
-// else there are none, and everything here says Unimplemented. Neither needs a GPU, a driver or CUDA's
-// runtime to be built, linked or started.
+// else there are none, and everything here says Unimplemented. Neither needs a GPU, a driver or
+// CUDA's runtime to be built, linked or started.
 //
-// How dtensor/rules/random.cc is to call it, in Draw::finish() where the local tensor is on a GPU, in
-// place of draw_numbers() into a buffer of the host and copy_():
+// How dtensor/rules/random.cc is to call it, in Draw::finish() where the local tensor is on a GPU,
+// in place of draw_numbers() into a buffer of the host and copy_():
 //
 //   std::vector<Intervals> held;
 //   for (int d = 0; d < spec().ndim(); ++d) {
@@ -25,11 +26,11 @@
 //   if (status.code() == absl::StatusCode::kUnimplemented) { /* as now, through the host */ }
 //   else { ++state.offset; if (!status.ok()) throw Error(status); }
 //
-// Any strides will do: no buffer, no copy. bernoulli_(tensor): `draw.each` is then on the GPU, doubles,
-// with the strides of `local`; make it at::empty_strided(local.sizes(), local.strides(), kDouble) and
-// copy_() into it, and keep it alive as the caching allocator does for `stream`. Complex tensors,
-// dropout and normal(mean, std) are made of these and need nothing. distribution.cc (Poisson, gamma,
-// binomial) has no kernels and goes on drawing on the host.
+// Any strides will do: no buffer, no copy. bernoulli_(tensor): `draw.each` is then on the GPU,
+// doubles, with the strides of `local`; make it at::empty_strided(local.sizes(), local.strides(),
+// kDouble) and copy_() into it, and keep it alive as the caching allocator does for `stream`.
+// Complex tensors, dropout and normal(mean, std) are made of these and need nothing.
+// distribution.cc (Poisson, gamma, binomial) has no kernels and goes on drawing on the host.
 #pragma once
 
 #include <cstdint>
@@ -52,15 +53,15 @@ struct OnDevice {
 bool has_random_kernels();
 
 // Finds the driver, loads the kernels for `device` and makes them ready; calls after the first are
-// cheap. fill_random() does it too, but not while its stream is being captured, where it may fail: call
-// this before. Errors: see fill_random().
+// cheap. fill_random() does it too, but not while its stream is being captured, where it may fail:
+// call this before. Errors: see fill_random().
 absl::Status load_random_kernels(int device);
 
 // Begins to draw the elements of `boxes` into `out`, memory of the GPU, in the order of the stream,
 // and returns. `out`, and what `draw.each` and `source.added` point to, must live until the stream
 // has done it. Boxes must not overlap. With `source.added`, the numbers are those of stream number
-// source.stream + *source.added as it is when the kernel runs: a captured graph that adds to it draws
-// anew in every replay. The calling thread's current context is as before. Any thread.
+// source.stream + *source.added as it is when the kernel runs: a captured graph that adds to it
+// draws anew in every replay. The calling thread's current context is as before. Any thread.
 //
 //   Unimplemented       built without kernels; or there are no such numbers (can_draw())
 //   FailedPrecondition  no driver, an old one, no GPU, no such device, one older than 8.0

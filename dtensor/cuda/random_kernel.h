@@ -1,5 +1,5 @@
-// The body of the kernels that fill memory with random numbers: what each thread does, for the host's
-// compiler too, so that a test runs it without a GPU.
+// The body of the kernels that fill memory with random numbers: what each thread does, for the
+// host's compiler too, so that a test runs it without a GPU.
 //
 //   IndexBox box{.first = 100, .length = 24};             // global indices 100 to 123, in a row
 //   for (uint64_t i = 0; i < num_items<float>(box); ++i) {
@@ -13,8 +13,8 @@
 
 namespace shardweave::dtensor_internal {
 
-// Rows of `length` consecutive global indices each, and where their elements lie, in elements. There
-// are sizes[0] * ... * sizes[ndim - 1] rows.
+// Rows of `length` consecutive global indices each, and where their elements lie, in elements.
+// There are sizes[0] * ... * sizes[ndim - 1] rows.
 struct IndexBox {
   static constexpr int kMaxDims = 8;
 

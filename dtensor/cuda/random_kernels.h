@@ -19,8 +19,8 @@ namespace shardweave::dtensor_internal {
 
 class RandomKernels {
  public:
-  // `code`: a fat binary with the kernels of random_kernels.cu, or what the driver takes for one. It
-  // must live as long as the process.
+  // `code`: a fat binary with the kernels of random_kernels.cu, or what the driver takes for one.
+  // It must live as long as the process.
   RandomKernels(const Driver& driver, const void* code) : driver_(driver), code_(code) {}
   RandomKernels(const RandomKernels&) = delete;
   RandomKernels& operator=(const RandomKernels&) = delete;

@@ -130,8 +130,8 @@ TEST_F(RandomKernelsTest, WhatThereIsNot) {
   EXPECT_EQ(kernels_->load(1), status);
 }
 
-// Whichever call fails with whatever: an error that names it, the thread's context as before, and no
-// trace of it when it is over.
+// Whichever call fails with whatever: an error that names it, the thread's context as before, and
+// no trace of it when it is over.
 TEST_F(RandomKernelsTest, EveryErrorOfTheDriver) {
   const struct {
     int error;

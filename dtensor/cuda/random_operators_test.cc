@@ -1,5 +1,5 @@
-// What the kernels' body gives, run by the host, against what LibTorch's operators draw on DTensors;
-// and the 16-bit floats against LibTorch's.
+// What the kernels' body gives, run by the host, against what LibTorch's operators draw on
+// DTensors; and the 16-bit floats against LibTorch's.
 #include <cmath>
 #include <cstring>
 #include <functional>
