@@ -10,25 +10,8 @@
 // else there are none, and everything here says Unimplemented. Neither needs a GPU, a driver or
 // CUDA's runtime to be built, linked or started.
 //
-// How dtensor/rules/random.cc is to call it, in Draw::finish() where the local tensor is on a GPU,
-// in place of draw_numbers() into a buffer of the host and copy_():
-//
-//   std::vector<Intervals> held;
-//   for (int d = 0; d < spec().ndim(); ++d) {
-//     held.push_back(local_intervals(spec().layout, context.mesh().shape(), context.coordinate(),
-//                                    spec().sizes, d));
-//   }
-//   PhiloxState& state = meta().context->random;
-//   absl::Status status = fill_random(
-//       draw, {.seed = state.seed, .stream = state.offset}, index_boxes(held, spec().sizes,
-//       local.strides()), local.data_ptr(),
-//       {.device = local.get_device(), .stream = c10::cuda::getCurrentCUDAStream().stream()});
-//   if (status.code() == absl::StatusCode::kUnimplemented) { /* as now, through the host */ }
-//   else { ++state.offset; if (!status.ok()) throw Error(status); }
-//
-// Any strides will do: no buffer, no copy. bernoulli_(tensor): `draw.each` is then on the GPU,
-// doubles, with the strides of `local`; make it at::empty_strided(local.sizes(), local.strides(),
-// kDouble) and copy_() into it, and keep it alive as the caching allocator does for `stream`.
+// dtensor/rules/random.cc calls it. Any strides will do: no buffer, no copy. Of bernoulli_(tensor)
+// `draw.each` would be on the GPU, doubles, with the strides of `out`; the host draws those.
 // Complex tensors, dropout and normal(mean, std) are made of these and need nothing.
 // distribution.cc (Poisson, gamma, binomial) has no kernels and goes on drawing on the host.
 #pragma once

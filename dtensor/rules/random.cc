@@ -2,6 +2,7 @@
 // global index (see random.h): nothing is communicated, and no generator of LibTorch is used.
 #include <limits>
 #include <numbers>
+#include <vector>
 
 #include "ATen/ops/add.h"
 #include "ATen/ops/bernoulli.h"
@@ -10,11 +11,13 @@
 #include "ATen/ops/ones_like.h"
 #include "ATen/ops/view_as_real.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/cuda/random_fill.h"
 #include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/philox.h"
 #include "shardweave/dtensor/engine/random_draw.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/engine/tensor_work.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/element_order.h"
 #include "shardweave/dtensor/rules/families.h"
@@ -92,10 +95,13 @@ class Draw {
                                                         c10::toString(buffer_.scalar_type()))));
     }
     PhiloxState& state = meta().context->random;
-    draw_numbers(draw, PhiloxStream(state.seed, state.offset++), buffer_.mutable_data_ptr(),
-                 [&](RunVisitor run) { for_each_run(spec(), run); });
     const at::Tensor& local = meta().local();
-    if (!buffer_.is_same(local)) local.copy_(buffer_);
+    if (!drawn_on_device(draw, state)) {
+      draw_numbers(draw, PhiloxStream(state.seed, state.offset), buffer_.mutable_data_ptr(),
+                   [&](RunVisitor run) { for_each_run(spec(), run); });
+      if (!buffer_.is_same(local)) local.copy_(buffer_);
+    }
+    ++state.offset;
     neutralize(spec(), local);
     written(meta(), "random");
     call_.finish({self_});
@@ -103,6 +109,24 @@ class Draw {
 
  private:
   DTensorMeta& meta() { return meta_of(self_); }
+
+  // By a kernel, in the order of LibTorch's stream: where the program has kernels (random_fill.h).
+  bool drawn_on_device(const RandomDraw& draw, const PhiloxState& state) {
+    const at::Tensor& local = meta().local();
+    if (!local.is_cuda() || !has_random_kernels() || draw.each != nullptr) return false;
+    const MeshContext& context = *meta().context;
+    std::vector<Intervals> held;
+    for (int d = 0; d < spec().ndim(); ++d) {
+      held.push_back(local_intervals(spec().layout, context.mesh().shape(), context.coordinate(),
+                                     spec().sizes, d));
+    }
+    const std::vector<IndexBox> boxes =
+        index_boxes(held, spec().sizes, {local.strides().data(), local.strides().size()});
+    throw_if_error(fill_random(
+        draw, {.seed = state.seed, .stream = state.offset}, boxes, local.mutable_data_ptr(),
+        {.device = local.get_device(), .stream = current_stream(local.device()).handle}));
+    return true;
+  }
 
   [[noreturn]] static void refuse(const c10::OperatorHandle& op, const char* why) {
     throw Error(
