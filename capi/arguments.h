@@ -45,6 +45,9 @@ absl::Span<const T> span(const T* data, size_t size, const char* argument,
 
 // Text that ends with NUL: UTF-8.
 std::string_view text(const char* pointer, const char* argument);
+inline std::string given_text(const char* pointer, const char* argument) {  // a copy
+  return std::string(text(pointer, argument));
+}
 std::string_view text_or(const char* pointer, std::string_view otherwise, const char* argument);
 // Bytes that have to be UTF-8.
 void check_utf8(std::string_view bytes, const char* argument);

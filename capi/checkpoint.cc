@@ -49,27 +49,17 @@ HostState& state_of(const swv_state* state) {
   return *in(state, "state").state;
 }
 
-std::string given_text(const char* pointer, const char* argument) {
-  return std::string(text(pointer, argument));
-}
-
 std::string prefix_or(const char* prefix, const char* otherwise) {
   return std::string(text_or(prefix, otherwise, "prefix"));
 }
 
-// Whoever owns a module's tensors.
-std::shared_ptr<const void> owner_of(const swv_module* module) {
-  const swv_module& m = in(module, "module");
-  if (m.library != nullptr) return m.library;
-  return m.host;
-}
-
-// All of it or nothing: what is added to is a copy, of handles. `owner` lives as long as the state.
+// All of it or nothing: what is added to is a copy, of handles. `owner`, if any, lives as long as the
+// state.
 template <typename Add>
 void add_whole(HostState& to, const std::shared_ptr<const void>& owner, const Add& add) {
   StateDict dict = to.dict;
   add(dict);
-  to.owners.push_back(owner);
+  if (owner != nullptr) to.owners.push_back(owner);
   to.dict = std::move(dict);
 }
 
@@ -77,7 +67,9 @@ void add_module_to(const swv_state* state, const char* prefix, const swv_module*
   HostState& to = state_of(state);
   const torch::nn::Module& its = any_module(module);
   const std::string name = prefix_or(prefix, "model.");
-  add_whole(to, owner_of(module), [&](StateDict& dict) { add_module(dict, its, name); });
+  // Its tensors are handles. The module may go: a binding's may be there for this call alone, and
+  // its children then become parts of another one.
+  add_whole(to, nullptr, [&](StateDict& dict) { add_module(dict, its, name); });
 }
 
 void add_optimizer_to(const swv_state* state, const char* prefix, const swv_optimizer* optimizer,

@@ -12,10 +12,6 @@
 namespace shardweave::capi {
 namespace {
 
-std::string given_text(const char* pointer, const char* argument) {
-  return std::string(text(pointer, argument));
-}
-
 std::vector<std::string> ignored_names(const char* const* names, size_t count) {
   std::vector<std::string> result;
   for_each(span(names, count, "options.ignored"), "options.ignored",

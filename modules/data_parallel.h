@@ -2,7 +2,7 @@
 // batch, and gradients are summed while backward goes on.
 //
 //   auto mesh = *init_device_mesh(world, {{"dp", 4}});
-//   const GradSync ddp = distributed_data_parallel(*model, mesh);   // as long as the model trains
+//   GradSync ddp = distributed_data_parallel(*model, mesh);         // as long as the model trains
 //   torch::optim::AdamW optimizer(unique_parameters(*model));       // tied weights once
 //   auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});    // or from_local(), or Join
 //   model->forward(x).square().mean().backward();
@@ -11,8 +11,8 @@
 //   optimizer.zero_grad();
 //
 // The model is the same object as before, its parameters and buffers are DTensors. What comes back is
-// the GradSync (grad_sync.h): NoSync to accumulate, discard(), what leaves when; gradients in fewer
-// bits (reduce_dtype) or through a hook of one's own (gradient_hook.h, power_sgd.h).
+// the GradSync (grad_sync.h): GradSync::NoSync to accumulate, discard(), what leaves when; gradients
+// in fewer bits (reduce_dtype) or through a hook of one's own (gradient_hook.h, power_sgd.h).
 //
 // What differs from PyTorch's DDP: a loss is that of all ranks' input, so that gradients are what one
 // device would have on all of it, and nothing is divided by the number of ranks. A batch norm sees all
@@ -21,6 +21,10 @@
 // Ranks that run out of input: join.h.
 //
 // Over tensor parallelism: parallelize_module() first, on the same mesh; what it has cut stays so.
+//
+// Every rank has the whole model here, and needs memory for it. One that is too large for that is
+// constructed under deferred_init() (deferred_init.h), cut by fully_shard() or a plan, and only then
+// made.
 #pragma once
 
 #include <source_location>

@@ -27,6 +27,10 @@
 // A backward that fails on one rank stops where it is, and other ranks wait for its gathers: the mesh
 // is lost, as with any collective that one rank does not call.
 //
+// A model that is too large for one rank's memory is constructed under deferred_init()
+// (deferred_init.h), which takes none; then fully_shard(), and materialize() makes each rank's
+// part.
+//
 // Along other mesh dimensions parameters stay as they are: parallelize_module() comes first, then
 // fully_shard(). With a mesh dimension on which parameters are replicated and the batch is cut, this
 // is hybrid sharding.

@@ -2,7 +2,7 @@
 // Distributed Optimization, 2019): gradients that are matrices travel as two thin ones.
 //
 //   auto power_sgd = std::make_shared<PowerSgd>(PowerSgdOptions{.rank = 2, .start_iteration = 100});
-//   const GradSync ddp = distributed_data_parallel(*model, mesh, {.sync = {.hook = power_sgd}});
+//   GradSync ddp = distributed_data_parallel(*model, mesh, {.sync = {.hook = power_sgd}});
 //   ...
 //   save(power_sgd->state());                                      // each rank its own
 //

@@ -9,8 +9,9 @@
 // The generator is Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
 // easy as 1, 2, 3" (SC 2011): ten rounds of multiplications that turn a counter into four words.
 // Counters hold the block's number (64 bits) and the stream's (64 bits); the key is the seed. The
-// numbers are the same on every machine with IEEE arithmetic, whatever vector instructions it has.
-// Not for cryptography.
+// numbers are the same on every machine with IEEE arithmetic, whatever vector instructions it has,
+// and on GPUs: random_arithmetic.h says how, and which word of which block is number i. Not for
+// cryptography.
 #pragma once
 
 #include <array>

@@ -1,12 +1,9 @@
 // Random operators. They fill each rank's part of a tensor from the mesh's stream of numbers, by
 // global index (see random.h): nothing is communicated, and no generator of LibTorch is used.
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numbers>
-#include <type_traits>
+#include <vector>
 
-#include "ATen/Dispatch.h"
 #include "ATen/ops/add.h"
 #include "ATen/ops/bernoulli.h"
 #include "ATen/ops/empty.h"
@@ -14,9 +11,13 @@
 #include "ATen/ops/ones_like.h"
 #include "ATen/ops/view_as_real.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/cuda/random_fill.h"
 #include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/philox.h"
+#include "shardweave/dtensor/engine/random_draw.h"
+#include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "shardweave/dtensor/engine/tensor_work.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/element_order.h"
 #include "shardweave/dtensor/rules/families.h"
@@ -24,102 +25,29 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-// --- from uniform and normal numbers to what was asked for ---------------------------------------
-
-template <typename T>
-using OpMath = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-constexpr size_t kChunk = 256;
-
-// out = convert(number) for every element that this rank holds.
-template <typename Number, typename T, typename Read, typename Convert>
-void fill(const Spec& spec, T* out, Read read, Convert convert) {
-  alignas(64) Number numbers[kChunk];
-  for_each_run(spec, [&](int64_t first, int64_t count) {
-    while (count > 0) {
-      const size_t n = std::min<size_t>(kChunk, static_cast<size_t>(count));
-      read(first, absl::MakeSpan(numbers, n));
-      for (size_t i = 0; i < n; ++i) out[i] = static_cast<T>(convert(numbers[i]));
-      out += n;
-      first += static_cast<int64_t>(n);
-      count -= static_cast<int64_t>(n);
-    }
-  });
-}
-
-template <typename Number, typename T, typename Convert>
-void from_bits(PhiloxStream& stream, const Spec& spec, T* out, Convert convert) {
-  fill<Number>(
-      spec, out, [&](int64_t first, absl::Span<Number> to) { stream.bits(first, to); }, convert);
-}
-
-template <typename Number, typename T, typename Convert>
-void from_normal(PhiloxStream& stream, const Spec& spec, T* out, Convert convert) {
-  fill<Number>(
-      spec, out, [&](int64_t first, absl::Span<Number> to) { stream.normal(first, to); }, convert);
-}
-
-// In (0, 1), both ends excluded.
-double open_unit(uint64_t bits) {
-  return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
-}
-
-// In [from, to), with as many random digits as T has.
-template <typename T>
-void uniform(PhiloxStream& stream, const Spec& spec, T* out, double from_value, double to_value) {
-  using Math = OpMath<T>;
-  using Bits = std::conditional_t<std::is_same_v<T, double>, uint64_t, uint32_t>;
-  constexpr int kDigits = std::numeric_limits<T>::digits;
-  constexpr int kShift = std::numeric_limits<Bits>::digits - kDigits;
-  const Math unit = std::ldexp(Math{1}, -kDigits);
-  const Math from = static_cast<Math>(from_value);
-  const Math to = static_cast<Math>(to_value);
-  from_bits<Bits>(stream, spec, out, [=](Bits bits) {
-    const T x = static_cast<T>(static_cast<Math>(bits >> kShift) * unit * (to - from) + from);
-    return static_cast<Math>(x) < to ? x : static_cast<T>(from);  // rounded up to the end
-  });
-}
-
-template <typename T>
-void normal(PhiloxStream& stream, const Spec& spec, T* out, double mean_value, double std_value) {
-  using Math = OpMath<T>;
-  const Math mean = static_cast<Math>(mean_value);
-  const Math std = static_cast<Math>(std_value);
-  from_normal<Math>(stream, spec, out, [=](Math z) { return z * std + mean; });
-}
-
-// Probabilities are multiples of 2^-32.
-template <typename T>
-void bernoulli(PhiloxStream& stream, const Spec& spec, T* out, double p) {
-  const uint64_t threshold = static_cast<uint64_t>(p * 0x1p32 + 0.5);
-  from_bits<uint32_t>(stream, spec, out, [=](uint32_t bits) { return bits < threshold; });
-}
-
-template <typename T>
-void bernoulli_each(PhiloxStream& stream, const Spec& spec, T* out, const double* p) {
-  from_bits<uint32_t>(stream, spec, out, [=](uint32_t bits) mutable {
-    return static_cast<double>(bits) * 0x1p-32 < *p++;
-  });
-}
-
-// From `from` on, `range` numbers; 0 stands for 2^64.
-template <typename T>
-void integers(PhiloxStream& stream, const Spec& spec, T* out, int64_t from, uint64_t range) {
-  from_bits<uint64_t>(stream, spec, out, [=](uint64_t bits) {
-    const uint64_t i =
-        range == 0 ? bits
-                   : static_cast<uint64_t>((static_cast<unsigned __int128>(bits) * range) >> 64);
-    return static_cast<int64_t>(static_cast<uint64_t>(from) + i);
-  });
-}
-
-// The largest integer that random_() draws: all up to it are exact in T.
-template <typename T>
-int64_t largest_integer() {
-  if constexpr (std::is_integral_v<T>) {
-    return static_cast<int64_t>(std::numeric_limits<T>::max());
-  } else {
-    return int64_t{1} << std::numeric_limits<T>::digits;
+// The largest integer that random_() draws: all up to it are exact.
+int64_t largest_integer(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return int64_t{1} << std::numeric_limits<double>::digits;
+    case at::kFloat:
+      return int64_t{1} << std::numeric_limits<float>::digits;
+    case at::kHalf:
+      return int64_t{1} << std::numeric_limits<at::Half>::digits;
+    case at::kBFloat16:
+      return int64_t{1} << std::numeric_limits<at::BFloat16>::digits;
+    case at::kInt:
+      return std::numeric_limits<int32_t>::max();
+    case at::kShort:
+      return std::numeric_limits<int16_t>::max();
+    case at::kChar:
+      return std::numeric_limits<int8_t>::max();
+    case at::kByte:
+      return std::numeric_limits<uint8_t>::max();
+    case at::kBool:
+      return 1;
+    default:
+      return std::numeric_limits<int64_t>::max();
   }
 }
 
@@ -138,7 +66,7 @@ void neutralize(const Spec& spec, const at::Tensor& local) {
 class Draw {
  public:
   Draw(const c10::OperatorHandle& op, c10::Stack& stack)
-      : call_(op, stack), self_(call_.tensor("self")) {
+      : op_(op), call_(op, stack), self_(call_.tensor("self")) {
     if (!is_dtensor(self_)) refuse(op, "'self' is a plain tensor, another argument a DTensor");
     check_writable(meta(), op.operator_name().name);
     if (!call_["generator"].isNone()) {
@@ -156,16 +84,24 @@ class Draw {
   const Spec& spec() { return *meta().spec; }
   const at::Tensor& self() const { return self_; }
   const at::Tensor& buffer() const { return buffer_; }
+  DType dtype() const { return comm_dtype(buffer_.scalar_type()); }
   double number(std::string_view name) { return call_[name].toDouble(); }
-  // The stream of numbers for this call, which advances the mesh's state.
-  PhiloxStream stream() {
-    PhiloxState& state = meta().context->random;
-    return PhiloxStream(state.seed, state.offset++);
-  }
 
-  void finish() {
+  // Draws the elements that this rank holds, which advances the mesh's state.
+  void finish(const RandomDraw& draw) {
+    if (buffer_.is_complex() || !can_draw(draw.kind, draw.dtype)) {
+      throw Error(absl::UnimplementedError(absl::StrCat(c10::toString(op_.operator_name()),
+                                                        ": not implemented for DTensors of type ",
+                                                        c10::toString(buffer_.scalar_type()))));
+    }
+    PhiloxState& state = meta().context->random;
     const at::Tensor& local = meta().local();
-    if (!buffer_.is_same(local)) local.copy_(buffer_);
+    if (!drawn_on_device(draw, state)) {
+      draw_numbers(draw, PhiloxStream(state.seed, state.offset), buffer_.mutable_data_ptr(),
+                   [&](RunVisitor run) { for_each_run(spec(), run); });
+      if (!buffer_.is_same(local)) local.copy_(buffer_);
+    }
+    ++state.offset;
     neutralize(spec(), local);
     written(meta(), "random");
     call_.finish({self_});
@@ -173,6 +109,24 @@ class Draw {
 
  private:
   DTensorMeta& meta() { return meta_of(self_); }
+
+  // By a kernel, in the order of LibTorch's stream: where the program has kernels (random_fill.h).
+  bool drawn_on_device(const RandomDraw& draw, const PhiloxState& state) {
+    const at::Tensor& local = meta().local();
+    if (!local.is_cuda() || !has_random_kernels() || draw.each != nullptr) return false;
+    const MeshContext& context = *meta().context;
+    std::vector<Intervals> held;
+    for (int d = 0; d < spec().ndim(); ++d) {
+      held.push_back(local_intervals(spec().layout, context.mesh().shape(), context.coordinate(),
+                                     spec().sizes, d));
+    }
+    const std::vector<IndexBox> boxes =
+        index_boxes(held, spec().sizes, {local.strides().data(), local.strides().size()});
+    throw_if_error(fill_random(
+        draw, {.seed = state.seed, .stream = state.offset}, boxes, local.mutable_data_ptr(),
+        {.device = local.get_device(), .stream = current_stream(local.device()).handle}));
+    return true;
+  }
 
   [[noreturn]] static void refuse(const c10::OperatorHandle& op, const char* why) {
     throw Error(
@@ -190,23 +144,11 @@ class Draw {
     op.callBoxed(copy);
   }
 
+  const c10::OperatorHandle& op_;
   BoxedCall call_;
   const at::Tensor self_;
   at::Tensor buffer_;  // the local tensor, or what is copied there
 };
-
-// Calls f(pointer to the elements, of the tensor's type).
-template <typename F>
-void for_floating(const at::Tensor& buffer, F f) {
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, buffer.scalar_type(), "random",
-                                  [&] { f(buffer.mutable_data_ptr<scalar_t>()); });
-}
-
-template <typename F>
-void for_all_types(const at::Tensor& buffer, F f) {
-  AT_DISPATCH_ALL_TYPES_AND3(at::kHalf, at::kBFloat16, at::kBool, buffer.scalar_type(), "random",
-                             [&] { f(buffer.mutable_data_ptr<scalar_t>()); });
-}
 
 // Complex numbers are drawn as pairs of reals, as LibTorch does: calls f(self as reals), if self is
 // complex.
@@ -227,11 +169,7 @@ void uniform_(const c10::OperatorHandle& op, c10::Stack& stack) {
     return;
   }
   Draw draw(op, stack);
-  PhiloxStream stream = draw.stream();
-  for_floating(draw.buffer(), [&](auto* out) {
-    uniform(stream, draw.spec(), out, draw.number("from"), draw.number("to"));
-  });
-  draw.finish();
+  draw.finish(RandomDraw::uniform(draw.dtype(), draw.number("from"), draw.number("to")));
 }
 
 void normal_(const c10::OperatorHandle& op, c10::Stack& stack) {
@@ -242,70 +180,34 @@ void normal_(const c10::OperatorHandle& op, c10::Stack& stack) {
     return;
   }
   Draw draw(op, stack);
-  PhiloxStream stream = draw.stream();
-  for_floating(draw.buffer(), [&](auto* out) {
-    normal(stream, draw.spec(), out, draw.number("mean"), draw.number("std"));
-  });
-  draw.finish();
+  draw.finish(RandomDraw::normal(draw.dtype(), draw.number("mean"), draw.number("std")));
 }
 
 void log_normal_(const c10::OperatorHandle& op, c10::Stack& stack) {
   Draw draw(op, stack);
-  PhiloxStream stream = draw.stream();
-  const double mean = draw.number("mean");
-  const double std = draw.number("std");
-  for_floating(draw.buffer(), [&](auto* out) {
-    from_normal<double>(stream, draw.spec(), out,
-                        [=](double z) { return std::exp(z * std + mean); });
-  });
-  draw.finish();
+  draw.finish(RandomDraw::log_normal(draw.dtype(), draw.number("mean"), draw.number("std")));
 }
 
 void exponential_(const c10::OperatorHandle& op, c10::Stack& stack) {
   Draw draw(op, stack);
-  PhiloxStream stream = draw.stream();
-  const double rate = draw.number("lambd");
-  for_floating(draw.buffer(), [&](auto* out) {
-    from_bits<uint64_t>(stream, draw.spec(), out,
-                        [=](uint64_t bits) { return -std::log(open_unit(bits)) / rate; });
-  });
-  draw.finish();
+  draw.finish(RandomDraw::exponential(draw.dtype(), draw.number("lambd")));
 }
 
 void cauchy_(const c10::OperatorHandle& op, c10::Stack& stack) {
   Draw draw(op, stack);
-  PhiloxStream stream = draw.stream();
-  const double median = draw.number("median");
-  const double sigma = draw.number("sigma");
-  for_floating(draw.buffer(), [&](auto* out) {
-    from_bits<uint64_t>(stream, draw.spec(), out, [=](uint64_t bits) {
-      return median + sigma * std::tan(std::numbers::pi * (open_unit(bits) - 0.5));
-    });
-  });
-  draw.finish();
+  draw.finish(RandomDraw::cauchy(draw.dtype(), draw.number("median"), draw.number("sigma")));
 }
 
-// The number of trials up to the first success.
 void geometric_(const c10::OperatorHandle& op, c10::Stack& stack) {
   Draw draw(op, stack);
-  PhiloxStream stream = draw.stream();
-  const double log_failure = std::log1p(-draw.number("p"));
-  for_all_types(draw.buffer(), [&](auto* out) {
-    from_bits<uint64_t>(stream, draw.spec(), out, [=](uint64_t bits) {
-      return std::max(1.0, std::ceil(std::log(open_unit(bits)) / log_failure));
-    });
-  });
-  draw.finish();
+  draw.finish(RandomDraw::geometric(draw.dtype(), draw.number("p")));
 }
 
 void bernoulli_(const c10::OperatorHandle& op, c10::Stack& stack) {
   Draw draw(op, stack);
-  PhiloxStream stream = draw.stream();
   const c10::IValue& p = draw.call()["p"];
   if (p.isDouble()) {
-    for_all_types(draw.buffer(),
-                  [&](auto* out) { bernoulli(stream, draw.spec(), out, p.toDouble()); });
-    draw.finish();
+    draw.finish(RandomDraw::bernoulli(draw.dtype(), p.toDouble()));
     return;
   }
   // Each element's own probability, laid out as `self`.
@@ -321,26 +223,19 @@ void bernoulli_(const c10::OperatorHandle& op, c10::Stack& stack) {
     each = each.expand(draw.buffer().sizes());  // a plain scalar
   }
   each = each.to(at::TensorOptions(at::kDouble).device(at::kCPU)).contiguous();
-  for_all_types(draw.buffer(), [&](auto* out) {
-    bernoulli_each(stream, draw.spec(), out, each.const_data_ptr<double>());
-  });
-  draw.finish();
+  draw.finish(RandomDraw::bernoulli_each(draw.dtype(), each.const_data_ptr<double>()));
 }
 
 // random_(), random_(to), random_(from, to or None)
 void random_(const c10::OperatorHandle& op, c10::Stack& stack) {
   Draw draw(op, stack);
-  PhiloxStream stream = draw.stream();
   BoxedCall& call = draw.call();
   const int64_t from = call.has("from") ? call["from"].toInt() : 0;
   const bool bounded = call.has("to") && !call["to"].isNone();
-  for_all_types(draw.buffer(), [&](auto* out) {
-    using T = std::remove_pointer_t<decltype(out)>;
-    const uint64_t end = bounded ? static_cast<uint64_t>(call["to"].toInt())
-                                 : static_cast<uint64_t>(largest_integer<T>()) + 1;
-    integers(stream, draw.spec(), out, from, end - static_cast<uint64_t>(from));
-  });
-  draw.finish();
+  const uint64_t end = bounded
+                           ? static_cast<uint64_t>(call["to"].toInt())
+                           : static_cast<uint64_t>(largest_integer(draw.self().scalar_type())) + 1;
+  draw.finish(RandomDraw::integers(draw.dtype(), from, end));
 }
 
 // --- operators made of these ---------------------------------------------------------------------

@@ -164,30 +164,39 @@ class Rank {
  private:
   struct Result {
     std::vector<double> losses;
+    int64_t before = 0;  // steps of the run that was gone on with
     double speed = 0;
     Summary summary;
   };
 
   Result train(const Training& training, const MeshPtr& mesh) {
-    shardweave::ProgressBar bar({.title = mesh != nullptr ? "training" : "one rank",
-                                 .steps = settings_.steps,
-                                 .unit = training.unit,
-                                 .per_step = training.per_step,
-                                 .out = leader_ ? &out_ : nullptr,
-                                 .terminal = terminal_});
+    std::optional<shardweave::ProgressBar> bar;
+    const auto begin = [&](int64_t steps) {
+      bar.emplace(shardweave::ProgressBarOptions{.title = mesh != nullptr ? "training" : "one rank",
+                                                 .steps = steps,
+                                                 .unit = training.unit,
+                                                 .per_step = training.per_step,
+                                                 .out = leader_ ? &out_ : nullptr,
+                                                 .terminal = terminal_});
+    };
+    begin(settings_.steps);
     activity_.set("making the model");
     Result result;
-    result.summary = training.train(mesh, [&](double loss) {
+    result.summary = training.train(mesh, [&](int64_t done, double loss) {
+      if (result.losses.empty() && done > 1) {
+        result.before = done - 1;
+        out_ << "going on after step " << result.before << " of " << settings_.steps << std::endl;
+        begin(settings_.steps - result.before);
+      }
       result.losses.push_back(loss);
-      const size_t done = result.losses.size();
       activity_.set(absl::StrCat(mesh != nullptr ? "training" : "one rank's", " step ", done + 1,
                                  " of ", settings_.steps));
-      bar.step_done(absl::StrFormat("loss %.3f", loss));
+      bar->step_done(absl::StrFormat("loss %.3f", loss));
       if (leader_ && settings_.json && mesh != nullptr) {
-        print({{"step", done}, {"loss", loss}, {rate(training), bar.speed()}});
+        print({{"step", done}, {"loss", loss}, {rate(training), bar->speed()}});
       }
     });
-    result.speed = bar.speed();
+    result.speed = bar->speed();
     return result;
   }
 
@@ -205,16 +214,17 @@ class Rank {
     if (settings_.check) {
       const Result alone = train(training, nullptr);
       double first = 0, all = 0;
-      for (size_t i = 0; i < alone.losses.size(); ++i) {
-        const double difference = std::abs(result.losses[i] - alone.losses[i]) /
-                                  std::max(std::abs(alone.losses[i]), 1e-3);
+      for (auto i = static_cast<size_t>(result.before); i < alone.losses.size(); ++i) {
+        const double loss = result.losses[i - static_cast<size_t>(result.before)];
+        const double difference =
+            std::abs(loss - alone.losses[i]) / std::max(std::abs(alone.losses[i]), 1e-3);
         if (!(difference <= all)) all = difference;  // or is NaN
         if (i >= kFirstSteps) continue;
         if (!(difference <= first)) first = difference;
         if (status.ok() && !(difference <= kTolerance)) {
           status = absl::InternalError(
-              absl::StrFormat("--check: in step %d the loss is %.9g, on one rank %.9g", i + 1,
-                              result.losses[i], alone.losses[i]));
+              absl::StrFormat("--check: in step %d the loss is %.9g, on one rank %.9g", i + 1, loss,
+                              alone.losses[i]));
         }
       }
       line["first_steps_loss_diff"] = first;

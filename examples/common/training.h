@@ -61,7 +61,8 @@ shardweave::ShardingPlan plan_for(const torch::nn::Module& module, const Setting
 // nothing is sent. Without a mesh: as it is.
 at::Tensor on_mesh(const at::Tensor& tensor, const shardweave::MeshPtr& mesh);
 
-using StepDone = std::function<void(double loss)>;
+// After every step. `done`: how many there are, with those of a run that was gone on with.
+using StepDone = std::function<void(int64_t done, double loss)>;
 // What else there is to tell at the end: {"accuracy", 0.93}.
 using Summary = std::vector<std::pair<std::string, double>>;
 
@@ -71,7 +72,7 @@ struct Training {
   std::string description;  // of the example's own flags, which all ranks have to have alike
   std::string_view data;    // likewise; outlives the training
   // Makes the model and trains it, on a mesh (collective) or, without one (null), on one rank with
-  // the same weights and batches. Errors: exceptions.
+  // the same weights and batches, from the beginning. Errors: exceptions.
   std::function<Summary(const shardweave::MeshPtr& mesh, const StepDone& step_done)> train;
 };
 

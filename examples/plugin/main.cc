@@ -73,7 +73,7 @@ void train(const Settings& settings, const MeshPtr& mesh, const StepDone& step_d
     shardweave::finish_grad_sync(*model);  // nothing to do for plain tensors
     optimizer.step();
     optimizer.zero_grad();
-    step_done(loss.item<double>());
+    step_done(step + 1, loss.item<double>());
   }
 }
 

@@ -1,5 +1,8 @@
 // Runs the program as users do.
 
+#include <unistd.h>
+
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +26,15 @@ Ran train(Args more) {
                "--kv_heads=2", "--batch=3",  "--seq=11"};
   args.insert(args.end(), more.begin(), more.end());
   return examples::run_program("examples/train_llama/train_llama", args);
+}
+
+// A new one.
+std::string directory() {
+  static int number = 0;
+  const std::string path = testing::TempDir() + "train_llama_" + std::to_string(::getpid()) + "_" +
+                           std::to_string(number++);
+  std::filesystem::remove_all(path);
+  return path;
 }
 
 void expect_as_on_one_rank(const Args& args, int ranks) {
@@ -65,6 +77,56 @@ TEST(TrainLlamaTest, RanksMayBeProcesses) {
   expect_as_on_one_rank({"--backend=gloo", "--mesh=dp=2,tp=2"}, 4);
 }
 
+// On another mesh, with the losses of one rank that was never broken off; what transformers has
+// saved, too.
+TEST(TrainLlamaTest, GoesOnFromACheckpoint) {
+  for (const Args& model : {Args(), Args{"--model=modules/hugging_face/references/llama"}}) {
+    const std::string run = directory();
+    Args args = model;
+    args.insert(args.end(),
+                {"--check", "--json", "--save=" + run, "--save_every=5", "--mesh=dp=2,tp=2"});
+    const Ran whole = train(args);
+    ASSERT_EQ(whole.code, 0) << whole.err;
+    ASSERT_TRUE(std::filesystem::exists(run + "/step-000008/manifest.json"));
+    std::filesystem::remove_all(run + "/step-000008");
+    for (const std::string mesh : {"--mesh=tp=2", "--mesh=dp=3", "--mesh=dp=1"}) {
+      SCOPED_TRACE(mesh);
+      args = model;
+      args.insert(args.end(), {"--check", "--json", "--resume=" + run, mesh});
+      const Ran rest = train(args);
+      ASSERT_EQ(rest.code, 0) << rest.err;
+      ASSERT_EQ(rest.json.size(), 4u) << rest.out;  // three steps, and the end
+      EXPECT_EQ(rest.json[0]["step"], 6);
+      EXPECT_NEAR(rest.json.back()["last_loss"], whole.json.back()["last_loss"], 1e-4);
+      EXPECT_LE(rest.json.back()["max_loss_diff"], 1e-4);
+      EXPECT_THAT(rest.err, HasSubstr("going on after step 5 of 8"));
+    }
+  }
+}
+
+TEST(TrainLlamaTest, CheckpointsThatCannotBe) {
+  const std::string run = directory();
+  ASSERT_EQ(train({"--save=" + run, "--mesh=dp=2"}).code, 0);
+  const std::string model = "--model=modules/hugging_face/references/";
+  const std::vector<std::pair<Args, std::string>> wrong = {
+      {{"--resume=" + run}, "--steps=8: wanted more than 8, as --resume has"},
+      {{"--resume=" + run, "--layers=1", "--steps=9"}, "unexpected: model.model.layers.1."},
+      {{"--resume=/nowhere/run"}, "/nowhere/run"},
+      {{"--save=" + run}, "is there already"},
+      {{"--save_every=2"}, "--save_every=2: wanted --save, too"},
+      {{model + "gpt2"}, "gpt2"},
+      {{model + "llama", "--seq=17"}, "--seq=17: the model is for 16 positions at most"},
+      {{"--model=/nowhere"}, "/nowhere"},
+  };
+  for (const auto& [args, message] : wrong) {
+    Args all = {"--mesh=dp=2"};
+    all.insert(all.end(), args.begin(), args.end());
+    const Ran ran = train(all);
+    EXPECT_GT(ran.code, 0) << testing::PrintToString(args);
+    EXPECT_THAT(ran.err, HasSubstr(message)) << testing::PrintToString(args);
+  }
+}
+
 TEST(TrainLlamaTest, TellsHowFarItIs) {
   const Ran ran = train({"--mesh=tp=2"});
   EXPECT_EQ(ran.code, 0) << ran.err;
@@ -78,7 +140,7 @@ TEST(TrainLlamaTest, SaysWhatIsWrong) {
   const std::vector<std::pair<std::string, std::string>> wrong = {
       {"--mesh=pp=2", "not 'pp'"},
       {"--steps=0", "--steps=0: wanted 1 or more"},
-      {"--seq=1", "--seq=1: wanted 2 or more"},
+      {"--seq=0", "--seq=0: wanted 1 or more"},
       {"--lr=0", "--lr=0: wanted a number above 0"},
       {"--backend=nccl", "wanted inproc or gloo"},
       {"--heads=0", "--heads"},

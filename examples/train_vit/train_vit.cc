@@ -105,7 +105,7 @@ Summary train(const Settings& settings, const MeshPtr& mesh, const StepDone& ste
     shardweave::finish_grad_sync(*model);  // nothing to do for plain tensors
     optimizer.step();
     optimizer.zero_grad();
-    step_done(loss.item<double>());
+    step_done(step + 1, loss.item<double>());
   }
   return {{"accuracy", accuracy(model, images, labels, mesh)}};
 }

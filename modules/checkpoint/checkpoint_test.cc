@@ -14,6 +14,8 @@
 #include "shardweave/modules/checkpoint/safetensors_tensor.h"
 #include "shardweave/modules/checkpoint/testing/faulty_file_system.h"
 #include "shardweave/modules/checkpoint/testing/training.h"
+#include "shardweave/modules/nn/llama.h"
+#include "shardweave/modules/non_persistent_buffers.h"
 #include "torch/optim/adagrad.h"
 #include "torch/optim/adam.h"
 #include "torch/optim/rmsprop.h"
@@ -23,13 +25,17 @@ namespace shardweave {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
 using testing::expect_equal;
 using ::testing::HasSubstr;
 using testing::new_directory;
+using ::testing::Not;
 using testing::on_mesh;
 using testing::Plan;
 using testing::Training;
 using testing::try_on_mesh;
+using ::testing::UnorderedElementsAre;
 namespace fs = std::filesystem;
 
 using Mesh = std::vector<MeshDim>;
@@ -334,6 +340,37 @@ TEST(CheckpointTest, TiedWeightsLoadByEitherName) {
     load_checkpoint(directory, other, mesh);
     EXPECT_EQ(full_tensor(one).sum().item<double>(), 15);
   });
+}
+
+struct TableImpl : torch::nn::Module, NonPersistentBuffers {
+  TableImpl() {
+    weight = register_parameter("weight", at::ones({3}));
+    mean = register_buffer("mean", at::ones({2}));
+    angles = register_buffer("angles", at::ones({4}));
+  }
+  std::vector<std::string> non_persistent_buffers() const override { return {"angles"}; }
+  at::Tensor weight, mean, angles;
+};
+
+TEST(CheckpointTest, WhatIsNotPersistentIsLeftOut) {
+  const auto table = std::make_shared<TableImpl>();
+  const auto outer = std::make_shared<torch::nn::Module>("outer");
+  outer->register_module("table", table);
+  outer->register_buffer("seen", table->angles);  // a second name, under which it is kept
+  StateDict alone, inside;
+  add_module(alone, *table);
+  add_module(inside, *outer);
+  EXPECT_THAT(alone.tensor_names(), ElementsAre("model.weight", "model.mean"));
+  EXPECT_THAT(inside.tensor_names(),
+              UnorderedElementsAre("model.table.weight", "model.table.mean", "model.seen"));
+  // Of the library's own models: what another language's checkpoint of the same has.
+  StateDict llama;
+  add_module(llama, *nn::Llama(nn::LlamaOptions{.vocab_size = 5,
+                                                .hidden_size = 4,
+                                                .intermediate_size = 3,
+                                                .num_hidden_layers = 1,
+                                                .num_attention_heads = 2}));
+  EXPECT_THAT(llama.tensor_names(), Each(Not(HasSubstr("rotary"))));
 }
 
 // What went wrong, as every rank has heard it; nothing of the state has changed.

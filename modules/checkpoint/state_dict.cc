@@ -11,6 +11,7 @@
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/modules/checkpoint/manifest.h"
+#include "shardweave/modules/non_persistent_buffers.h"
 #include "shardweave/modules/optimizer_state.h"
 #include "torch/nn/module.h"
 #include "torch/optim/optimizer.h"
@@ -35,6 +36,20 @@ void check_name(const std::string& name) {
     // No UTF-8.
   }
   refuse(absl::StatusCode::kInvalidArgument, "a name is empty, or no UTF-8");
+}
+
+std::set<std::string> non_persistent_fqns(const torch::nn::Module& module) {
+  std::set<std::string> fqns;
+  const auto add = [&](const torch::nn::Module& of, const std::string& prefix) {
+    const auto* its = dynamic_cast<const NonPersistentBuffers*>(&of);
+    if (its == nullptr) return;
+    for (const std::string& name : its->non_persistent_buffers()) fqns.insert(prefix + name);
+  };
+  add(module, "");
+  for (const auto& part : module.named_modules("", /*include_self=*/false)) {
+    add(*part.value(), part.key() + ".");
+  }
+  return fqns;
 }
 
 }  // namespace
@@ -110,11 +125,15 @@ void StateDict::add_value(const std::string& name, NamedValue value) {
 }
 
 void add_module(StateDict& state, const torch::nn::Module& module, const std::string& prefix) {
+  const std::set<std::string> left_out = non_persistent_fqns(module);
   for (const dtensor_internal::Member& member : dtensor_internal::members_of(module)) {
     if (!member.tensor.defined()) continue;
-    std::vector<std::string> aliases;
-    for (size_t i = 1; i < member.fqns.size(); ++i) aliases.push_back(prefix + member.fqns[i]);
-    state.add_tensor(prefix + member.fqns[0], member.tensor, std::move(aliases));
+    std::vector<std::string> names;
+    for (const std::string& fqn : member.fqns) {
+      if (!left_out.contains(fqn)) names.push_back(prefix + fqn);
+    }
+    if (names.empty()) continue;
+    state.add_tensor(names[0], member.tensor, {names.begin() + 1, names.end()});
   }
 }
 

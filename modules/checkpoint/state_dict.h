@@ -72,10 +72,12 @@ struct NamedValue {
 
 class StateDict {
  public:
-  // A DTensor in any layout without Partial, or a plain tensor, which all ranks have alike (rank 0's is
-  // saved, whatever the others have). `aliases` are further names of it, under which it may be saved or looked for.
+  // A DTensor in any layout without Partial, or a plain tensor, which all ranks have alike (rank 0's
+  // is saved, whatever the others have). `aliases` are further names of it, under which it may be
+  // saved or looked for.
   void add_tensor(std::string name, at::Tensor tensor, std::vector<std::string> aliases = {});
-  // JSON, the same on all ranks. Loading replaces it; a checkpoint without it is an error.
+  // JSON, the same on all ranks. May be called again, as before each save: the new value takes the
+  // old one's place. Loading replaces it, too; a checkpoint without it is an error.
   void set_value(const std::string& name, std::string_view json);
   // Throws Error (NotFound).
   std::string value(const std::string& name) const;
@@ -101,7 +103,9 @@ class StateDict {
   std::set<std::string, std::less<>> taken_, prefixes_, own_values_;
 };
 
-// Parameters and buffers by FQN. A tensor with two names (tied weights) is saved once; either loads it.
+// Parameters and buffers by FQN, but those that a module calls non-persistent
+// (non_persistent_buffers.h). A tensor with two names (tied weights) is saved once; either loads
+// it.
 void add_module(StateDict& state, const torch::nn::Module& module,
                 const std::string& prefix = "model.");
 

@@ -209,6 +209,10 @@ void RotaryEmbeddingImpl::to(torch::Device device, bool non_blocking) {
   Module::to(device, non_blocking);
 }
 
+std::vector<std::string> RotaryEmbeddingImpl::non_persistent_buffers() const {
+  return {"inv_freq", "long_inv_freq"};
+}
+
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   return at::addcmul(x * cos, at::roll(x, x.size(-1) / 2, -1), sin);
 }

@@ -16,6 +16,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
+#include "shardweave/modules/non_persistent_buffers.h"
 #include "torch/nn/module.h"
 #include "torch/nn/pimpl.h"
 
@@ -42,11 +43,11 @@ absl::Status check(const RopeOptions& options, int64_t head_dim);
 
 // Cosines and sines of the angles that positions 0, 1, ... turn by.
 //
-// Its frequencies are the buffer `inv_freq` (and, of longrope, `long_inv_freq`), which files of
-// weights do not have. They stay in single precision when a model goes to another. With "dynamic"
-// they are those of this sequence's length, whichever came before (transformers keeps those of the
-// longest until one shorter than max_position_embeddings comes).
-class RotaryEmbeddingImpl : public torch::nn::Module {
+// Its frequencies are the buffer `inv_freq` (and, of longrope, `long_inv_freq`), which neither
+// checkpoints nor files of weights have. They stay in single precision when a model goes to another.
+// With "dynamic" they are those of this sequence's length, whichever came before (transformers keeps
+// those of the longest until one shorter than max_position_embeddings comes).
+class RotaryEmbeddingImpl : public torch::nn::Module, public NonPersistentBuffers {
  public:
   // Throws Error (InvalidArgument): check()
   RotaryEmbeddingImpl(int64_t head_dim, int64_t max_position_embeddings,
@@ -58,6 +59,8 @@ class RotaryEmbeddingImpl : public torch::nn::Module {
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
+
+  std::vector<std::string> non_persistent_buffers() const override;
 
   at::Tensor inv_freq, long_inv_freq;
 

@@ -65,6 +65,7 @@
 #include "shardweave/modules/nn/rotary_embedding.h"
 #include "shardweave/modules/nn/routed_experts.h"
 #include "shardweave/modules/nn/vit.h"
+#include "shardweave/modules/non_persistent_buffers.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/optim/grad_scaler.h"
 #include "shardweave/modules/optim/options.h"
@@ -377,9 +378,16 @@ void gradient_hook(const Model& model) {
   GradSync sync(*model, {.hook = std::make_shared<InHalf>()});
 }
 
+at::Tensor make_angles(int64_t dim);
+struct RopeImpl : torch::nn::Module, NonPersistentBuffers {
+  explicit RopeImpl(int64_t dim) { angles = register_buffer("angles", make_angles(dim)); }
+  std::vector<std::string> non_persistent_buffers() const override { return {"angles"}; }
+  at::Tensor angles;
+};
+
 void data_parallel(const Model& model, World& world, const at::Tensor& batch) {
   auto mesh = *init_device_mesh(world, {{"dp", 4}});
-  const GradSync ddp = distributed_data_parallel(*model, mesh);
+  GradSync ddp = distributed_data_parallel(*model, mesh);
   torch::optim::AdamW optimizer(unique_parameters(*model));
   auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});
   model->forward(x).square().mean().backward();
@@ -391,7 +399,7 @@ void data_parallel(const Model& model, World& world, const at::Tensor& batch) {
 void power_sgd(const Model& model, const MeshPtr& mesh, GradScaler& scaler,
                const std::function<void(const std::map<std::string, at::Tensor>&)>& save) {
   auto power_sgd = std::make_shared<PowerSgd>(PowerSgdOptions{.rank = 2, .start_iteration = 100});
-  const GradSync ddp = distributed_data_parallel(*model, mesh, {.sync = {.hook = power_sgd}});
+  GradSync ddp = distributed_data_parallel(*model, mesh, {.sync = {.hook = power_sgd}});
   power_sgd->rescale(scaler.update());
   save(power_sgd->state());
 }

@@ -49,9 +49,69 @@ func (s *State) Close() error {
 	return s.thing.close()
 }
 
-// AddModule adds parameters and buffers by FQN behind the prefix, tied ones once. The module is distributed already.
+// AddModule adds parameters and buffers by FQN behind the prefix, tied ones once, and nothing that is transient
+// ([World.ModuleOf]). The module is distributed already.
 func (s *State) AddModule(prefix string, module *Module) error {
-	return do(func(*rank) error { return c.StateAddModule(s.handle, prefix, module.handle) }, s, module)
+	return do(func(*rank) error {
+		if len(module.transient) == 0 {
+			return c.StateAddModule(s.handle, prefix, module.handle)
+		}
+		kept, err := module.withoutTransients()
+		if err != nil {
+			return err
+		}
+		defer c.ModuleFree(kept)
+		return c.StateAddModule(s.handle, prefix, kept)
+	}, s, module)
+}
+
+// withoutTransients has the same tensors under the same names, but what is transient; all of them are buffers: a parameter
+// would require grad from now on, and one that is frozen would not stay so.
+func (m *Module) withoutTransients() (c.Module, error) {
+	kept, err := c.ModuleCreate()
+	if err != nil {
+		return nil, err
+	}
+	there := map[string]bool{}
+	add := func(name string, handle c.Tensor, err error) error {
+		if err != nil {
+			return err
+		}
+		defer c.TensorFree(handle)
+		if m.transient[name] || there[name] {
+			return nil
+		}
+		there[name] = true
+		return c.ModuleAddBuffer(kept, name, handle)
+	}
+	all := func() error {
+		for _, list := range []struct {
+			number func(c.Module) (int, error)
+			at     func(c.Module, int) (string, c.Tensor, error)
+		}{{c.ModuleNumParameters, c.ModuleParameter}, {c.ModuleNumBuffers, c.ModuleBuffer}} {
+			n, err := list.number(m.handle)
+			for i := 0; i < n && err == nil; i++ {
+				err = add(list.at(m.handle, i))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		for _, name := range m.names { // the second ones of tied weights
+			if !there[name] {
+				handle, err := c.ModuleGet(m.handle, name)
+				if err := add(name, handle, err); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	if err := all(); err != nil {
+		c.ModuleFree(kept)
+		return nil, err
+	}
+	return kept, nil
 }
 
 // AddOptimizer adds the optimizer's state of each parameter by the parameter's FQN in the module, behind the prefix. UseZeRO

@@ -1,17 +1,20 @@
 package shardweave_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
+	"github.com/shardweave/shardweave/bindings/go/shardweave/nn"
 )
 
 // checkpointed is a net, its optimizer, and what a checkpoint has of both.
@@ -176,6 +179,64 @@ func TestCheckpoint(t *testing.T) {
 	}
 	if err := (*sw.Checkpointer)(nil).Wait(); err == nil {
 		t.Error("a nil Checkpointer")
+	}
+}
+
+// What is transient is in no checkpoint, a tied weight is there once, with its second name beside it; and nothing changes by
+// it.
+func TestWhatAStateHasOfAModule(t *testing.T) {
+	type table struct {
+		Angles *sw.Tensor `sw:",transient"`
+		Mean   *sw.Tensor `sw:",buffer"`
+	}
+	type model struct {
+		*sw.Module
+		Tokens, Head  *nn.Linear
+		Table, Shared *table
+	}
+	directory := filepath.Join(t.TempDir(), "run")
+	run(t, 2, func(w *sw.World) error {
+		m := &model{Tokens: nn.NewLinear(w, 3, 2, nn.NoBias), Table: &table{sw.Ones(w, []int64{4}), sw.Ones(w, []int64{2})}}
+		m.Head, m.Shared = &nn.Linear{Weight: m.Tokens.Weight}, m.Table
+		if _, err := w.ModuleOf(m); err != nil {
+			return err
+		}
+		outer := mustOf(w.NewModule())
+		if err := outer.AddChild("net", m.Module); err != nil {
+			return err
+		}
+		mesh := mustOf(w.ParseMesh("dp=2"))
+		if err := outer.Distribute(mesh, nil, sw.FromRank(0)); err != nil {
+			return err
+		}
+		if err := m.Tokens.Weight.SetRequiresGrad(false); err != nil {
+			return err
+		}
+		state := mustOf(sw.NewState(mesh))
+		if err := state.AddModule("", outer); err != nil {
+			return err
+		}
+		if err := state.AddModule("part.", mustOf(outer.Child("net.table"))); err != nil {
+			return err
+		}
+		if requires, err := m.Tokens.Weight.RequiresGrad(); err != nil || requires {
+			t.Errorf("a frozen parameter requires grad: %v, %v", requires, err)
+		}
+		p := mustOf(sw.NewCheckpointer(mesh, directory))
+		defer p.Close()
+		return p.Save(1, state)
+	})
+	text, err := os.ReadFile(filepath.Join(directory, "step-000001", "manifest.json"))
+	var manifest struct {
+		Tensors map[string]any
+		Aliases map[string]string
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &manifest)
+	}
+	wanted := map[string]string{"net.head.weight": "net.tokens.weight", "net.shared.mean": "net.table.mean"}
+	if err != nil || len(manifest.Tensors) != 3 || manifest.Tensors["part.mean"] == nil || !reflect.DeepEqual(manifest.Aliases, wanted) {
+		t.Errorf("%v, %s", err, text)
 	}
 }
 

@@ -103,6 +103,44 @@ func ExampleModule() {
 	// loss 0.01
 }
 
+// A weight that ranks keep parts of is read as a whole.
+func ExampleModule_FullParams() {
+	err := sw.RunRanks(context.Background(), 2, func(w *sw.World) error {
+		module, err := w.NewModule()
+		if err != nil {
+			return err
+		}
+		module.Parameter("weight", sw.Full(w, []int64{3, 4}, 0.5))
+		mesh, err := w.ParseMesh("dp=2")
+		if err != nil {
+			return err
+		}
+		if _, err := module.FullyShard(mesh, sw.SameEverywhere); err != nil {
+			return err
+		}
+		return module.FullParams(false, func(whole sw.FullParams) error { // on all ranks
+			weight, err := whole.Get("weight") // plain, until this function ends
+			if err != nil {
+				return err
+			}
+			sizes, err := weight.Sizes()
+			if err != nil {
+				return err
+			}
+			sum, err := weight.Detach().Sum().Item() // no gradients are recorded of what is whole
+			if err == nil && w.Rank() == 0 {
+				fmt.Println("weight is", sizes, "and sums up to", sum)
+			}
+			return err
+		})
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// weight is [3 4] and sums up to 6
+}
+
 // A block without a weight of its own, sequence parallel: outside of it every rank has a part of the tokens.
 func ExampleForward_Run() {
 	err := sw.RunRanks(context.Background(), 2, func(w *sw.World) error {

@@ -20,6 +20,7 @@ type registered struct {
 	failed    atomic.Pointer[error] // the first error. Anytime: goroutines that take no turns fail too
 	modes     []foundMode           // of the struct that the module is of
 	transient map[string]bool       // FQNs
+	names     []string              // FQNs of what a struct leads to and is not transient, all of them
 }
 
 func (f *registered) fail(err error) { f.failed.CompareAndSwap(nil, &err) }

@@ -97,6 +97,8 @@ func (w *World) ModuleOf(model any) (*Module, error) {
 			}
 			if f.kind == transient {
 				m.transient[f.fqn] = true
+			} else {
+				m.names = append(m.names, f.fqn)
 			}
 		}
 		for _, f := range all.found {
@@ -132,6 +134,11 @@ func (f *registered) part(fqn string) *registered {
 			inner.transient[name] = true
 		}
 	}
+	for _, full := range f.names {
+		if name, inside := within(fqn, full); inside {
+			inner.names = append(inner.names, name)
+		}
+	}
 	return inner
 }
 
@@ -153,6 +160,9 @@ func (f *registered) adopt(fqn string, child *registered) {
 			f.transient = map[string]bool{}
 		}
 		f.transient[joinFQN(fqn, name)] = true
+	}
+	for _, name := range child.names {
+		f.names = append(f.names, joinFQN(fqn, name))
 	}
 }
 

@@ -106,7 +106,7 @@ func NewMuon(parameters []*Tensor, lr float64, options ...MuonOption) (*Optimize
 
 // NewOptimizerOfGroups is one optimizer of several: each becomes a group, with its options and its learning rate, and
 // parameters are numbered group by group. The given ones are only read, have made no steps, and may be closed. A parameter is
-// in one group.
+// in one group. ([Optimizers] steps several that stay apart.)
 func NewOptimizerOfGroups(groups ...*Optimizer) (*Optimizer, error) {
 	if len(groups) == 0 {
 		return nil, invalid("argument 'groups' is empty")

@@ -154,7 +154,8 @@ func (s *Scheduler) At() int64 {
 	return s.step
 }
 
-// Optimizers are several as one: groups of parameters with options of their own.
+// Optimizers are several that step together: groups of parameters with options of their own. [NewOptimizerOfGroups] makes one
+// optimizer of them, which ZeRO, checkpoints and schedules then take as one.
 //
 //	decayed, err := sw.NewAdamW(matrices, 3e-4, sw.WeightDecay(0.1))
 //	...

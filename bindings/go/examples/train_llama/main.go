@@ -7,7 +7,8 @@
 //	go run ./examples/train_llama --resume=run --mesh=tp=2  # goes on, on any mesh
 //
 // The model is in model.go; here: the command line, and the training. Texts are taken byte by byte, as there is no
-// tokenizer: what the example shows is the sharding.
+// tokenizer: what the example shows is the sharding. The examples in C++ and Rust take the same batches and steps, so that
+// each goes on with what another one has saved.
 package main
 
 import (

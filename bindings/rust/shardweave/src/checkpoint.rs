@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Of, Result};
 use crate::ffi::{c_path, c_text, milliseconds, take_string};
 use crate::mesh::Mesh;
-use crate::module::{handle_of, Module};
+use crate::module::{persistent_handle_of, Module};
 use crate::optimizer::Optimizer;
 use crate::tensor::Tensor;
 
@@ -101,7 +101,7 @@ impl State {
         create!(swv_state_create()).map(State)
     }
 
-    /// Parameters and buffers by FQN behind "model.", tied ones once.
+    /// Parameters and persistent buffers by FQN behind "model.", tied ones once.
     pub fn add_module<M: Module + ?Sized>(&self, module: &M) -> Result<()> {
         self.add_module_as("model.", module).of("State::add_module")
     }
@@ -109,7 +109,7 @@ impl State {
     /// The same behind another prefix.
     pub fn add_module_as<M: Module + ?Sized>(&self, prefix: &str, module: &M) -> Result<()> {
         const NAME: &str = "State::add_module_as";
-        let (module, _forwards) = handle_of(module).of(NAME)?;
+        let module = persistent_handle_of(module).of(NAME)?;
         let prefix = c_text(prefix, "prefix").of(NAME)?;
         call!(swv_state_add_module(self.as_ptr(), prefix.as_ptr(), module.as_ptr())).of(NAME)
     }
@@ -132,7 +132,7 @@ impl State {
         module: &M,
     ) -> Result<()> {
         const NAME: &str = "State::add_optimizer_as";
-        let (module, _forwards) = handle_of(module).of(NAME)?;
+        let module = persistent_handle_of(module).of(NAME)?;
         let prefix = c_text(prefix, "prefix").of(NAME)?;
         call!(swv_state_add_optimizer(
             self.as_ptr(),

@@ -658,7 +658,25 @@ pub(crate) fn non_persistent_of<M: Module + ?Sized>(module: &M) -> Vec<String> {
 pub(crate) fn handle_of<M: Module + ?Sized>(
     module: &M,
 ) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
-    let members = members_of(module);
+    handle_of_members(members_of(module))
+}
+
+/// The names that a checkpoint has of it: without buffers that are not persistent. Of a struct all
+/// are buffers here: a parameter would require grad from now on, and one that is frozen would not
+/// stay so.
+pub(crate) fn persistent_handle_of<M: Module + ?Sized>(module: &M) -> Result<ModuleHandle> {
+    let mut members = members_of(module);
+    if !members.natives.iter().any(|(fqn, _)| fqn.is_empty()) {
+        let Members { parameters, buffers, non_persistent, .. } = &mut members;
+        buffers.retain(|(name, _)| !non_persistent.contains(name));
+        parameters.append(buffers);
+        std::mem::swap(parameters, buffers);
+    }
+    members.forwards.clear();
+    handle_of_members(members).map(|(module, _)| module)
+}
+
+fn handle_of_members(members: Members) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
     if let [(fqn, native)] = members.natives.as_slice() {
         if fqn.is_empty() {
             // The whole is one of the library's.
@@ -689,7 +707,12 @@ pub(crate) fn handle_of<M: Module + ?Sized>(
     };
     for (fqn, tensor) in members.parameters.iter().filter(|(fqn, _)| !is_native(fqn)) {
         let fqn = c_text(fqn, "parameter")?;
+        // It requires grad from then on; what was frozen since it was distributed stays so.
+        let is_frozen = tensor.is_sharded()? && !tensor.requires_grad()?;
         call!(swv_module_add_parameter(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
+        if is_frozen {
+            tensor.set_requires_grad(false)?;
+        }
     }
     for (fqn, tensor) in members.buffers.iter().filter(|(fqn, _)| !is_native(fqn)) {
         let fqn = c_text(fqn, "buffer")?;

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use shardweave::nn::{self, Layer};
 use shardweave::{
-    find_checkpoint, list_checkpoints, no_grad, verify_checkpoint, write_safetensors, AdamW,
-    Checkpointer, Code, DType, LoadOptions, Mesh, Module, Optimizer, ParameterPlan, Placement::*,
-    Result, Safetensors, Source, State, Tensor, TokenFile, TokenLoader, TokenLoaderOptions, World,
-    ZeroOptions,
+    debug, find_checkpoint, list_checkpoints, no_grad, verify_checkpoint, write_safetensors, AdamW,
+    Checkpointer, Code, DType, LoadOptions, Mesh, Module, NativeModule, Optimizer, ParameterPlan,
+    Placement::*, Result, Safetensors, Source, State, Tensor, TokenFile, TokenLoader,
+    TokenLoaderOptions, World, ZeroOptions,
 };
 
 struct Folder(PathBuf);
@@ -134,6 +134,48 @@ fn another_mesh_plan_and_optimizer_go_on() -> Result<()> {
         assert_eq!(other.value("v").unwrap_err().code(), Code::NotFound);
         Ok(())
     })?;
+    Ok(())
+}
+
+#[derive(Module)]
+struct Mixed {
+    native: NativeModule,
+    frozen: Tensor,
+    #[module(buffer)]
+    mean: Tensor,
+    #[module(buffer, non_persistent)]
+    table: Tensor,
+}
+
+/// Not what is not persistent, also of the library's own modules; and nothing changes by it.
+#[test]
+fn what_a_state_has_of_a_module() -> Result<()> {
+    let folder = Folder::new("persistent");
+    World::threads(2).run(|world| {
+        let mesh = world.device_mesh(&[("dp", 2)])?;
+        let llama = r#"{"model_type": "llama", "vocab_size": 5, "hidden_size": 4, "intermediate_size": 3,
+            "num_hidden_layers": 1, "num_attention_heads": 2}"#;
+        let model = Mixed {
+            native: NativeModule::new("llama", llama)?,
+            frozen: Tensor::ones(&[3])?,
+            mean: Tensor::ones(&[2])?,
+            table: Tensor::ones(&[4])?,
+        };
+        model.distribute(&mesh, &ParameterPlan::new(), Source::Rank(0))?;
+        model.frozen.set_requires_grad(false)?;
+        let optimizer = AdamW::new(0.01).build(&model.native)?;
+        let state = State::new()?;
+        state.add_module(&model)?;
+        state.add_optimizer(&optimizer, &model)?; // the module is there a second time
+        debug::dump(&model)?;
+        assert!(!model.frozen.requires_grad()?); // it was registered four times
+        Checkpointer::new(&mesh, folder.path()).open()?.save(1, &state)
+    })?;
+    let manifest = std::fs::read_to_string(folder.0.join("step-000001/manifest.json")).unwrap();
+    for name in ["model.mean", "model.frozen", "model.native.model.norm.weight"] {
+        assert!(manifest.contains(&format!("\"{name}\"")), "{name}: {manifest}");
+    }
+    assert!(!manifest.contains("table") && !manifest.contains("rotary"), "{manifest}");
     Ok(())
 }
 

@@ -211,7 +211,7 @@ fn bad_input() {
     heads.write().fails(&[], "6 heads, 4 of keys and values");
     let model = Model::new("flags").write();
     model.fails(&["--mesh=pp=2"], "wanted dp=RANKS,tp=RANKS");
-    model.fails(&["--seq=65"], "--seq=65, and a vocabulary of 259; wanted 64 at most");
+    model.fails(&["--seq=65"], "--seq=65: the model is for 64 positions at most");
     fs::write(model.folder.join("model-1.safetensors"), b"not one").unwrap();
     model.fails(&[], "model-1.safetensors: ");
     fs::remove_file(model.folder.join("config.json")).unwrap();

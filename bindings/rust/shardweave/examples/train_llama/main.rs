@@ -8,6 +8,8 @@
 //!     cargo run --release --example train_llama -- --model=FOLDER --resume=run --mesh=tp=2
 //!
 //! Tokens are the bytes of a text: what a tokenizer would make of it is not this example's matter.
+//! The examples in C++ and Go take the same batches and steps, so that each goes on with what
+//! another one has saved.
 //! The model is in model.rs, how its file is read in checkpoint.rs.
 
 mod checkpoint;
@@ -63,9 +65,9 @@ fn settings() -> Settings {
         ))
         .arg(
             path("data", "the text to train on")
-                .default_value("/usr/share/common-licenses/Apache-2.0"),
+                .default_value("/usr/share/common-licenses/GPL-3"),
         )
-        .arg(number("steps", "20", "training steps, with those of the run that --resume goes on with"))
+        .arg(number("steps", "30", "training steps, with those of the run that --resume goes on with"))
         .arg(number("batch", "8", "sequences per step, over all ranks"))
         .arg(number("seq", "32", "tokens per sequence"))
         .arg(learning_rate.default_value("1e-3").help("the highest learning rate"))
@@ -178,7 +180,7 @@ fn run_rank(world: &World, settings: &Settings) -> Result<()> {
 /// features of the MLP.
 fn plan() -> ParameterPlan {
     ParameterPlan::new()
-        .line("*.{q,k,v,gate,up}_proj.weight", &[("tp", Shard(0))])
+        .line("*.{q,k,v,gate,up}_proj.*", &[("tp", Shard(0))]) // biases, too
         .line("*.{o,down}_proj.weight", &[("tp", Shard(1))])
 }
 
@@ -186,14 +188,10 @@ fn plan() -> ParameterPlan {
 /// the beginning, and nothing is saved.
 fn train(settings: &Settings, mesh: Option<&Mesh>, tell: bool) -> Result<(u64, Vec<f64>)> {
     let config = Config::read(&settings.model.join("config.json"))?;
-    if settings.seq > config.positions || config.vocab_size < 256 {
-        return Err(Error::new(
-            Code::InvalidArgument,
-            format!(
-                "--seq={}, and a vocabulary of {}; wanted {} at most, and 256 at least, for bytes",
-                settings.seq, config.vocab_size, config.positions
-            ),
-        ));
+    if settings.seq > config.positions {
+        let (seq, most) = (settings.seq, config.positions);
+        let what = format!("--seq={seq}: the model is for {most} positions at most");
+        return Err(Error::new(Code::InvalidArgument, what));
     }
     let model = nn::init::skip(|| Llama::new(&config, settings.seq))?;
     if let Some(mesh) = mesh {
@@ -206,20 +204,15 @@ fn train(settings: &Settings, mesh: Option<&Mesh>, tell: bool) -> Result<(u64, V
 
     let text = std::fs::read(&settings.data)
         .map_err(|error| Error::from(error).context(settings.data.display()))?;
-    let base = AdamW::new(settings.learning_rate).weight_decay(0.1);
-    let optimizer = base.build_groups(&model, |_, parameter, options| {
-        Ok(if parameter.ndim()? < 2 { options.weight_decay(0.0) } else { options })
-    })?;
-    let schedule = Schedule::cosine(settings.steps + 1).warmup(settings.steps / 10).floor(0.1);
+    let optimizer = AdamW::new(settings.learning_rate).build(&model)?;
+    let schedule = Schedule::cosine(settings.steps).warmup(settings.steps / 10).floor(0.1);
     let state = State::new()?;
     let mut checkpointer = None;
     let mut first = 0;
     if let Some(mesh) = mesh {
         // What a run needs to go on; batches and learning rates follow from the step.
         state.add_module(&model)?;
-        for group in optimizer.groups() {
-            state.add_optimizer(group, &model)?;
-        }
+        state.add_optimizer(&optimizer, &model)?;
         state.add_random(mesh)?;
         if let Some(directory) = resume {
             first = state.load(directory, mesh, &LoadOptions::new())?.step as u64;
@@ -234,7 +227,7 @@ fn train(settings: &Settings, mesh: Option<&Mesh>, tell: bool) -> Result<(u64, V
     }
     let mut losses = Vec::new();
     for step in first..settings.steps {
-        let (tokens, targets) = batch(&text, settings, step, mesh)?;
+        let (tokens, targets) = batch(&text, settings, config.vocab_size, step, mesh)?;
         let loss = model.loss(&tokens, &targets)?;
         loss.backward()?;
         model.finish_grad_sync()?; // nothing to do for plain tensors
@@ -262,6 +255,7 @@ fn train(settings: &Settings, mesh: Option<&Mesh>, tell: bool) -> Result<(u64, V
 fn batch(
     text: &[u8],
     settings: &Settings,
+    vocab_size: i64,
     step: u64,
     mesh: Option<&Mesh>,
 ) -> Result<(Tensor, Tensor)> {
@@ -272,7 +266,7 @@ fn batch(
     })?;
     let piece = |row: i64| {
         let at = (step as usize * batch as usize + row as usize) * seq % (starts + 1);
-        text[at..=at + seq].iter().map(|byte| i64::from(*byte))
+        text[at..=at + seq].iter().map(|byte| i64::from(*byte) % vocab_size)
     };
     let pieces: Vec<i64> = (0..batch).flat_map(piece).collect();
     let mut pieces = Tensor::from_slice(&pieces, &[batch, settings.seq + 1])?;

@@ -21,6 +21,8 @@ pub struct Config {
     theta: f64,
     scaling: RopeScaling,
     pub positions: i64,
+    attention_bias: bool,
+    mlp_bias: bool,
     tied: bool,
 }
 
@@ -35,6 +37,7 @@ impl Config {
                 || wrong(format!("'{name}' is {:?}; wanted an integer above 0", json.get(name))),
             )
         };
+        let flag = |name: &str| json.get(name).and_then(Value::as_bool).unwrap_or(false);
         let number = |of: &Value, name: &str, default: f64| {
             of.get(name).and_then(Value::as_f64).unwrap_or(default)
         };
@@ -74,7 +77,9 @@ impl Config {
             theta: number(rope, "rope_theta", number(&json, "rope_theta", 10000.0)),
             scaling,
             positions: integer("max_position_embeddings", Some(2048))?,
-            tied: json.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false),
+            attention_bias: flag("attention_bias"),
+            mlp_bias: flag("mlp_bias"),
+            tied: flag("tie_word_embeddings"),
         })
     }
 }
@@ -130,7 +135,7 @@ impl Llama {
         let attention = AttentionOptions::new(dim, config.heads)
             .kv_heads(config.kv_heads)
             .head_dim(config.head_dim)
-            .bias(false)
+            .bias(config.attention_bias)
             .causal(true);
         let layer = |_| {
             Ok(DecoderLayer {
@@ -138,9 +143,9 @@ impl Llama {
                 self_attn: attention.build()?,
                 post_attention_layernorm: nn::RmsNorm::new(dim, config.eps)?,
                 mlp: Mlp {
-                    gate_proj: nn::Linear::without_bias(dim, inner)?,
-                    up_proj: nn::Linear::without_bias(dim, inner)?,
-                    down_proj: nn::Linear::without_bias(inner, dim)?,
+                    gate_proj: nn::Linear::with_bias(dim, inner, config.mlp_bias)?,
+                    up_proj: nn::Linear::with_bias(dim, inner, config.mlp_bias)?,
+                    down_proj: nn::Linear::with_bias(inner, dim, config.mlp_bias)?,
                 },
             })
         };
