@@ -117,7 +117,9 @@ class Conformance {
  private:
   at::Tensor there(const at::Tensor& tensor) const { return tensor.to(device_); }
   // Of this type, filled with what no call gives.
-  at::Tensor blank(int64_t count) const { return there(at::full({count}, 1, at::kByte).to(type_)); }
+  at::Tensor blank(int64_t count) const {
+    return there(at::full({count}, 77, at::kByte).to(type_));
+  }
   at::Tensor plain(int rank, int64_t count, int64_t first = 0) const {
     return values(type_, ReduceOp::kSum, rank, count, first);
   }
