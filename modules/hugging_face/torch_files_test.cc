@@ -14,14 +14,15 @@
 #include <utility>
 #include <vector>
 
-#include "caffe2/serialize/inline_container.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/modules/checkpoint/pickle.h"
+#include "shardweave/modules/checkpoint/testing/pickled.h"
 
 namespace shardweave {
 namespace {
 
+using namespace shardweave::testing;
 using ::testing::HasSubstr;
 
 const std::string kReferences = "modules/hugging_face/references/";
@@ -154,66 +155,6 @@ TEST(PickleTest, WhatIsCutShortOrOddIsAnError) {
 
 // --- Files as somebody else may make them ---
 
-std::string number32(uint64_t value) {
-  std::string bytes;
-  for (int i = 0; i < 4; ++i) bytes.push_back(static_cast<char>(value >> (8 * i)));
-  return bytes;
-}
-std::string text(const std::string& value) {
-  return "X" + number32(value.size()) + value;
-}
-std::string whole(int64_t value) {
-  std::string bytes = "\x8a\x08";
-  for (int i = 0; i < 8; ++i) {
-    bytes.push_back(static_cast<char>(static_cast<uint64_t>(value) >> (8 * i)));
-  }
-  return bytes;
-}
-std::string tuple(const std::vector<int64_t>& values) {
-  std::string bytes = "(";
-  for (const int64_t value : values) bytes += whole(value);
-  return bytes + "t";
-}
-using Entries = std::vector<std::pair<std::string, std::string>>;  // pickled
-std::string dict(const Entries& entries) {
-  std::string bytes = "}(";
-  for (const auto& [key, value] : entries) bytes += key + value;
-  return bytes + "u";
-}
-std::string object(const std::string& name, const Entries& attributes) {
-  return "ctorch.distributed.checkpoint.metadata\n" + name + "\n)\x81" + dict(attributes) + "b";
-}
-struct PickledTensor {
-  std::string storage = "0";
-  int64_t numel = 6;  // of the storage
-  int64_t first = 0;
-  std::vector<int64_t> sizes = {2, 3}, strides = {3, 1};
-  std::string type = "FloatStorage";
-};
-std::string tensor(const PickledTensor& t) {
-  return "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + "ctorch\n" + t.type + "\n" +
-         text(t.storage) + text("cpu") + whole(t.numel) + "tQ" + whole(t.first) + tuple(t.sizes) +
-         tuple(t.strides) + "\x89" + "ccollections\nOrderedDict\n)RtR";
-}
-
-const std::vector<float> kSix = {1, 2, 3, 4, 5, 6};
-
-std::string archive(const std::string& pickle, const std::string& order = "little",
-                    bool compress = false) {
-  std::string bytes;
-  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
-    bytes.append(static_cast<const char*>(data), size);
-    return size;
-  });
-  writer.writeRecord("data.pkl", pickle.data(), pickle.size(), false);
-  if (!order.empty()) writer.writeRecord("byteorder", order.data(), order.size());
-  // What can be compressed: else it is stored all the same.
-  std::vector<float> values = kSix;
-  if (compress) values.resize(4096);
-  writer.writeRecord("data/0", values.data(), values.size() * sizeof(float), compress);
-  writer.writeEndOfFile();
-  return bytes;
-}
 absl::StatusOr<std::vector<TensorSource>> saved(const std::string& pickle) {
   return torch_save_sources(written("made.pt", archive(pickle)));
 }
@@ -301,33 +242,6 @@ TEST(TorchFilesTest, OneDictInManyPlaces) {
   EXPECT_THAT(message_of(saved("}q" + std::string(1, '\0') + text("d") + "h" +
                                std::string(1, '\0') + "s.")),
               HasSubstr("dicts in dicts"));
-}
-
-std::string chunk(const std::vector<int64_t>& offsets, const std::vector<int64_t>& sizes) {
-  return object("ChunkStorageMetadata",
-                {{text("offsets"), tuple(offsets)}, {text("sizes"), tuple(sizes)}});
-}
-struct Stored {
-  std::vector<int64_t> offset = {0, 0};
-  std::string file = "__0_0.distcp";
-  int64_t begin = 0, size = 0;  // 0: of the archive
-};
-std::string metadata(const std::string& chunks, const std::vector<Stored>& stored,
-                     const std::vector<int64_t>& shape) {
-  std::string entries = "}(";
-  for (const Stored& each : stored) {
-    entries +=
-        object("MetadataIndex", {{text("fqn"), text("w")}, {text("offset"), tuple(each.offset)}}) +
-        object("_StorageInfo", {{text("relative_path"), text(each.file)},
-                                {text("offset"), whole(each.begin)},
-                                {text("length"), whole(each.size)}});
-  }
-  return object("Metadata", {{text("state_dict_metadata"),
-                              dict({{text("w"), object("TensorStorageMetadata",
-                                                       {{text("size"), tuple(shape)},
-                                                        {text("chunks"), "](" + chunks + "e"}})}})},
-                             {text("storage_data"), entries + "u"}}) +
-         ".";
 }
 
 TEST(TorchFilesTest, SaysWhatIsWrongWithADcpDirectory) {
