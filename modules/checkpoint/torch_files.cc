@@ -54,15 +54,22 @@ std::optional<DType> dtype_of_storage(std::string_view name) {
 
 // Of what has no storage of its own in Python: by _rebuild_tensor_v3.
 std::optional<DType> dtype_of_name(std::string_view name) {
-  static const auto* const kNames = new std::map<std::string_view, DType>{
-      {"torch.float8_e4m3fn", DType::kF8E4M3}, {"torch.float8_e5m2", DType::kF8E5M2},
-      {"torch.uint64", DType::kU64},           {"torch.uint32", DType::kU32},
-      {"torch.uint16", DType::kU16},           {"torch.float64", DType::kF64},
-      {"torch.float32", DType::kF32},          {"torch.float16", DType::kF16},
-      {"torch.bfloat16", DType::kBF16},        {"torch.int64", DType::kI64},
-      {"torch.int32", DType::kI32},            {"torch.int16", DType::kI16},
-      {"torch.int8", DType::kI8},              {"torch.uint8", DType::kU8},
-      {"torch.bool", DType::kBool}};
+  static const auto* const kNames =
+      new std::map<std::string_view, DType>{{"torch.float8_e4m3fn", DType::kF8E4M3},
+                                            {"torch.float8_e5m2", DType::kF8E5M2},
+                                            {"torch.uint64", DType::kU64},
+                                            {"torch.uint32", DType::kU32},
+                                            {"torch.uint16", DType::kU16},
+                                            {"torch.float64", DType::kF64},
+                                            {"torch.float32", DType::kF32},
+                                            {"torch.float16", DType::kF16},
+                                            {"torch.bfloat16", DType::kBF16},
+                                            {"torch.int64", DType::kI64},
+                                            {"torch.int32", DType::kI32},
+                                            {"torch.int16", DType::kI16},
+                                            {"torch.int8", DType::kI8},
+                                            {"torch.uint8", DType::kU8},
+                                            {"torch.bool", DType::kBool}};
   const auto found = kNames->find(name);
   if (found == kNames->end()) return std::nullopt;
   return found->second;
@@ -260,7 +267,8 @@ class TorchArchive {
       return wrong(path_, str_cat("\"", name, "\" is no tensor as PyTorch saves it"));
     }
     const std::string& type = id->items[1]->text;
-    const bool is_untyped = type == "torch.storage.UntypedStorage" || type == "torch.UntypedStorage";
+    const bool is_untyped =
+        type == "torch.storage.UntypedStorage" || type == "torch.UntypedStorage";
     const std::optional<DType> dtype =
         names_dtype ? dtype_of_name(args[6]->text) : dtype_of_storage(type);
     if (!dtype.has_value()) return refuse(str_cat("has a ", names_dtype ? args[6]->text : type));
@@ -291,8 +299,8 @@ class TorchArchive {
     TensorSource source = {.name = name, .dtype = *dtype, .shape = *shape};
     const int64_t place = record->begin + first * element;
     if (*bytes > 0 && !is_contiguous(*shape, *strides)) {
-      source.read = [file = file_, place, element, strides = *strides](
-                        const Box& part, const Box& to, void* out) {
+      source.read = [file = file_, place, element, strides = *strides](const Box& part,
+                                                                       const Box& to, void* out) {
         return read_strided(*file, place, strides, element, part, to, out);
       };
       return source;
@@ -415,8 +423,9 @@ absl::Status collect(TorchArchive& archive, const std::string& path, const std::
   if (value.kind == Kind::kDict || value.is_call_of("collections.OrderedDict")) {
     if (levels == 0) return wrong(path, "dicts in dicts, more than 16 of them");
     if (!value.items.empty()) {
-      return absl::UnimplementedError(str_cat(
-          "'", path, "': \"", prefix, "\" is an OrderedDict that is given its items as Python 2 did"));
+      return absl::UnimplementedError(
+          str_cat("'", path, "': \"", prefix,
+                  "\" is an OrderedDict that is given its items as Python 2 did"));
     }
     for (const auto& [key, each] : value.entries) {
       left -= kOneName + static_cast<int64_t>(prefix.size() + key->text.size());
@@ -452,8 +461,7 @@ bool ends_in(const std::string& name, std::string_view end) {
 // Of an index of several files by torch.save, as transformers wrote it.
 absl::StatusOr<std::vector<TensorSource>> indexed_sources(const std::string& path,
                                                           const std::shared_ptr<FileSystem>& fs) {
-  const absl::StatusOr<std::string> text =
-      read_file(*fs, path, kMostIndexBytes, Symlinks::kFollow);
+  const absl::StatusOr<std::string> text = read_file(*fs, path, kMostIndexBytes, Symlinks::kFollow);
   if (!text.ok()) return text.status();
   const auto files = parse_safetensors_index(*text);
   if (!files.ok()) return in_file(path, files.status());

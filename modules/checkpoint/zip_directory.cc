@@ -15,7 +15,7 @@ namespace {
 // Without what has any length.
 constexpr size_t kLocalHeader = 30, kEntry = 46, kEnd = 22, kEnd64 = 56, kLocator64 = 20;
 constexpr uint64_t kMostDirectoryBytes = uint64_t{1} << 28;
-constexpr uint64_t kIn64 = 0xffffffff;       // the number stands elsewhere, with 64 bits
+constexpr uint64_t kIn64 = 0xffffffff;  // the number stands elsewhere, with 64 bits
 constexpr uint64_t kEncrypted = 1 | 1 << 6 | 1 << 13;
 
 absl::Status damaged(std::string_view what) {
@@ -140,8 +140,7 @@ absl::Status ZipDirectory::read_records(uint64_t count, uint64_t offset, uint64_
     const std::string name(rest.substr(kEntry, name_bytes));
     uint64_t packed_size = number(rest, 20, 4), its_size = number(rest, 24, 4),
              header = number(rest, 42, 4);
-    if (!read_64(rest.substr(kEntry + name_bytes, extra_bytes), &its_size, &packed_size,
-                 &header)) {
+    if (!read_64(rest.substr(kEntry + name_bytes, extra_bytes), &its_size, &packed_size, &header)) {
       return damaged(str_cat("\"", name, "\" has no size"));
     }
     if (i == 0) {
@@ -194,15 +193,13 @@ absl::StatusOr<ZipDirectory::Place> ZipDirectory::find(const std::string& name) 
   }
   const std::string& whole = found->first;
   const size_t before = kLocalHeader + whole.size();
-  const absl::StatusOr<std::string> header =
-      read_text(*file_, begin_ + record.header, before);
+  const absl::StatusOr<std::string> header = read_text(*file_, begin_ + record.header, before);
   if (!header.ok()) return header.status();
   if (!header->starts_with("PK\3\4") || number(*header, 8, 2) != record.method ||
       number(*header, 26, 2) != whole.size() || header->substr(kLocalHeader) != whole) {
     return absl::InvalidArgumentError(its("has no header, or that of another"));
   }
-  const int64_t begin =
-      record.header + static_cast<int64_t>(before + number(*header, 28, 2));
+  const int64_t begin = record.header + static_cast<int64_t>(before + number(*header, 28, 2));
   if (begin > record.end || record.size > record.end - begin) {
     return absl::InvalidArgumentError(its("reaches into what is behind it"));
   }

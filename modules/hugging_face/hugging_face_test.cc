@@ -257,8 +257,8 @@ struct Buffers final : torch::nn::Module {
   }
 };
 
-absl::Status status_of_load(const std::string& path, torch::nn::Module& module,
-                            const MeshPtr& mesh, const LoadPretrainedOptions& options = {}) {
+absl::Status status_of_load(const std::string& path, torch::nn::Module& module, const MeshPtr& mesh,
+                            const LoadPretrainedOptions& options = {}) {
   try {
     load_pretrained(path, module, mesh, options);
   } catch (const Error& error) {
@@ -483,9 +483,7 @@ TEST(ModelFilesTest, WhatCannotBeWrittenIsAStatus) {
   const std::string folder = new_path("statuses");
   std::filesystem::create_directories(folder);
   const auto source = [](const std::string& name) {
-    return TensorSource{.name = name,
-                        .shape = {2},
-                        .read = [](const Box&, const Box&, void* out) {
+    return TensorSource{.name = name, .shape = {2}, .read = [](const Box&, const Box&, void* out) {
                           std::fill_n(static_cast<float*>(out), 2, 1.F);
                           return absl::OkStatus();
                         }};
@@ -639,7 +637,12 @@ TEST(ModelConfigTest, WhatIsTooMuchIsAnError) {
               HasSubstr("has too many keys, or too long ones"));
   // Sizes that LibTorch cannot have.
   Json config = Json::parse(config_of("llama"));
+  config["num_hidden_layers"] = 1'000'000;
+  EXPECT_THAT(message(config.dump()), HasSubstr("is 1000000; wanted at most 100000"));
+  config["num_hidden_layers"] = 2;
   config["vocab_size"] = int64_t{1} << 60;
+  EXPECT_THAT(message(config.dump()),
+              HasSubstr("\"vocab_size\": is 1152921504606846976; wanted at most 1000000000"));
   const auto tensors = tensors_of_config(config.dump());
   EXPECT_EQ(tensors.status().code(), absl::StatusCode::kInvalidArgument) << tensors.status();
 }

@@ -139,8 +139,8 @@ std::vector<uint64_t> sums_of(const std::vector<ModelTensor>& tensors, const Fil
   std::vector<uint64_t> sums;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const std::optional<TensorSource>& found = matched.found[i];
-    sums.push_back(checksum(found.has_value() ? 1 + static_cast<uint64_t>(found->dtype) : 0,
-                            tensors[i].name));
+    sums.push_back(
+        checksum(found.has_value() ? 1 + static_cast<uint64_t>(found->dtype) : 0, tensors[i].name));
   }
   sums.push_back(checksum(0, absl::StrJoin(matched.unexpected, "\n")));
   return sums;
@@ -294,8 +294,8 @@ LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& mod
               guarded([&] { return match(path, result.kind, tensors, options, fs, matched); }),
               timeout));
   // They may have met two directories of one name, or one that is changing.
-  if (const std::optional<Difference> differs = first_difference(
-          *context, sums_of(tensors, matched), {.name = kLoad, .where = where})) {
+  if (const std::optional<Difference> differs =
+          first_difference(*context, sums_of(tensors, matched), {.name = kLoad, .where = where})) {
     const std::string which = differs->index < tensors.size()
                                   ? str_cat("of '", tensors[differs->index].name, "'")
                                   : std::string("beside the module's");

@@ -75,7 +75,7 @@ LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& mod
 //
 // Throws: AlreadyExists for a directory that is there; InvalidArgument for a configuration of another model (with all
 // names that differ), options out of range, and arguments that differ between ranks; the disk's errors. The
-// directory is there whole, or not at all.
+// directory is there whole, or not at all; beside it a process that is killed leaves DIRECTORY.tmp-*.
 void save_pretrained(const std::string& directory, const torch::nn::Module& module,
                      std::string_view config_json, const MeshPtr& mesh,
                      const ModelFilesOptions& options = {},

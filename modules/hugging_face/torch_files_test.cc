@@ -160,7 +160,9 @@ TEST(PickleTest, WhatPythonWritesBesideWeights) {
   // A seed of more than 64 bits, by LONG1 and by LONG4; a deque; bytearray.
   const std::string seed = std::string("\x8a\x09") + std::string(8, '\0') + "\x01";
   const std::string negative = "\x8b" + number32(9) + std::string(8, '\0') + "\xff";
-  const std::string deque = "ccollections\ndeque\n)R(K\x01K\x02" "e";
+  const std::string deque =
+      "ccollections\ndeque\n)R(K\x01K\x02"
+      "e";
   const std::string bytes = "\x96\x02" + std::string(7, '\0') + "ab";
   const auto parsed = Pickle::parse("(" + seed + negative + deque + bytes + "(0t.");
   ASSERT_TRUE(parsed.ok()) << parsed.status();
@@ -169,7 +171,9 @@ TEST(PickleTest, WhatPythonWritesBesideWeights) {
   EXPECT_EQ(parsed->value().items[1]->real, -0x1p64);
   EXPECT_TRUE(parsed->value().items[2]->is_call_of("collections.deque"));
   EXPECT_EQ(parsed->value().items[3]->text, "ab");
-  EXPECT_FALSE(Pickle::parse("\x8a\x09" "abc.").ok());
+  EXPECT_FALSE(Pickle::parse("\x8a\x09"
+                             "abc.")
+                   .ok());
   EXPECT_FALSE(Pickle::parse("\x8b" + number32(0xffffffff) + "abc.").ok());
   // Of two values of a key the later is Python's.
   const auto twice = Pickle::parse(dict({{text("k"), whole(1)}, {text("k"), whole(2)}}) + ".");
@@ -228,16 +232,16 @@ TEST(TorchFilesTest, TensorsLieInTheirStorageAsTheyLike) {
   std::iota(all.begin(), all.end(), 0.F);
   const auto numel = static_cast<int64_t>(all.size());
   const std::vector<PickledTensor> cases = {
-      {.sizes = {3, 2}, .strides = {1, 3}},                      // transposed
-      {.first = 5, .sizes = {2, 2}, .strides = {3, 2}},          // sliced
-      {.sizes = {2, 3}, .strides = {0, 1}},                      // expanded
-      {.first = 9, .sizes = {7, 1, 5}, .strides = {5, 77, 1}},   // contiguous
-      {.sizes = {4, 3, 50, 60}, .strides = {9000, 1, 180, 3}},   // channels last
-      {.sizes = {700, 3000}, .strides = {1, 700}},               // 8 MB, transposed
-      {.first = 1, .sizes = {999'983}, .strides = {2}},          // every other one
-      {.sizes = {1001}, .strides = {2000}},                      // gaps of more than a page
-      {.sizes = {3, 333'333, 2}, .strides = {700'000, 2, 1}},    // long stretches with gaps
-      {.sizes = {2, 5, 100'003}, .strides = {1, 1000, 20}},      // they overlap
+      {.sizes = {3, 2}, .strides = {1, 3}},                     // transposed
+      {.first = 5, .sizes = {2, 2}, .strides = {3, 2}},         // sliced
+      {.sizes = {2, 3}, .strides = {0, 1}},                     // expanded
+      {.first = 9, .sizes = {7, 1, 5}, .strides = {5, 77, 1}},  // contiguous
+      {.sizes = {4, 3, 50, 60}, .strides = {9000, 1, 180, 3}},  // channels last
+      {.sizes = {700, 3000}, .strides = {1, 700}},              // 8 MB, transposed
+      {.first = 1, .sizes = {999'983}, .strides = {2}},         // every other one
+      {.sizes = {1001}, .strides = {2000}},                     // gaps of more than a page
+      {.sizes = {3, 333'333, 2}, .strides = {700'000, 2, 1}},   // long stretches with gaps
+      {.sizes = {2, 5, 100'003}, .strides = {1, 1000, 20}},     // they overlap
       {.sizes = {}, .strides = {}},
       {.sizes = {3, 0, 2}, .strides = {1, 5, 9}},
   };
@@ -276,10 +280,11 @@ TEST(TorchFilesTest, AStridedTensorIsReadInFewPieces) {
   std::vector<float> all(300'000);
   const auto numel = static_cast<int64_t>(all.size());
   const std::string path = written(
-      "few.pt", archive_of(dict({{text("w"), tensor({.numel = numel, .sizes = {500, 600},
-                                                     .strides = {1, 500}})}}) +
-                               ".",
-                           all.data(), all.size() * 4));
+      "few.pt",
+      archive_of(
+          dict({{text("w"), tensor({.numel = numel, .sizes = {500, 600}, .strides = {1, 500}})}}) +
+              ".",
+          all.data(), all.size() * 4));
   const auto fs = std::make_shared<FaultyFileSystem>(Fault());
   const auto sources = torch_save_sources(path, fs);
   ASSERT_TRUE(sources.ok()) << sources.status();
@@ -291,17 +296,16 @@ TEST(TorchFilesTest, AStridedTensorIsReadInFewPieces) {
 }
 
 TEST(TorchFilesTest, TypesThatHaveNoStorageOfTheirOwn) {
-  const auto sources =
-      saved(dict({{text("e4"), tensor({.numel = 24, .first = 2, .dtype = "float8_e4m3fn"})},
-                  {text("e5"), tensor({.numel = 24,
-                                       .sizes = {2, 2},
-                                       .strides = {1, 2},
-                                       .dtype = "float8_e5m2",
-                                       .metadata = dict({{text("conj"), "\x89"}})})},
-                  {text("u2"), tensor({.numel = 24, .first = 1, .dtype = "uint16"})},
-                  {text("u8"), tensor({.numel = 24, .sizes = {3}, .strides = {1},
-                                       .dtype = "uint64"})}}) +
-            ".");
+  const auto sources = saved(
+      dict({{text("e4"), tensor({.numel = 24, .first = 2, .dtype = "float8_e4m3fn"})},
+            {text("e5"), tensor({.numel = 24,
+                                 .sizes = {2, 2},
+                                 .strides = {1, 2},
+                                 .dtype = "float8_e5m2",
+                                 .metadata = dict({{text("conj"), "\x89"}})})},
+            {text("u2"), tensor({.numel = 24, .first = 1, .dtype = "uint16"})},
+            {text("u8"), tensor({.numel = 24, .sizes = {3}, .strides = {1}, .dtype = "uint64"})}}) +
+      ".");
   ASSERT_TRUE(sources.ok()) << sources.status();
   ASSERT_EQ(sources->size(), 4u);
   const auto* bytes = reinterpret_cast<const char*>(kSix.data());
@@ -359,10 +363,10 @@ std::string number64(uint64_t value) {
 struct ZipRecord {
   std::string name, data;
   uint64_t method = 0, flags = 0;
-  std::string header_name = "";      // in front of the data; "": as in the directory
-  int64_t header = -1;               // where the directory says that it begins; -1: where it does
-  int64_t size = -1, packed = -1;    // likewise
-  bool is_wide = false;              // numbers of 64 bits
+  std::string header_name = "";    // in front of the data; "": as in the directory
+  int64_t header = -1;             // where the directory says that it begins; -1: where it does
+  int64_t size = -1, packed = -1;  // likewise
+  bool is_wide = false;            // numbers of 64 bits
 };
 struct ZipFile {
   std::vector<ZipRecord> records;
@@ -383,20 +387,16 @@ std::string zip(const ZipFile& file) {
     const uint64_t header = each.header < 0 ? begin : static_cast<uint64_t>(each.header);
     const uint64_t size = each.size < 0 ? each.data.size() : static_cast<uint64_t>(each.size);
     const uint64_t packed = each.packed < 0 ? each.data.size() : static_cast<uint64_t>(each.packed);
-    const std::string wide =
-        each.is_wide ? number16(1) + number16(24) + number64(size) + number64(packed) +
-                           number64(header)
-                     : "";
-    const auto narrow = [&](uint64_t value) {
-      return number32(each.is_wide ? 0xffffffff : value);
-    };
+    const std::string wide = each.is_wide ? number16(1) + number16(24) + number64(size) +
+                                                number64(packed) + number64(header)
+                                          : "";
+    const auto narrow = [&](uint64_t value) { return number32(each.is_wide ? 0xffffffff : value); };
     directory += "PK\1\2" + number16(20) + number16(20) + number16(each.flags | 8) +
-                 number16(each.method) + number32(0) + number32(0) + narrow(packed) +
-                 narrow(size) + number16(each.name.size()) + number16(wide.size()) + number16(0) +
-                 number16(0) + number16(0) + number32(0) + narrow(header) + each.name + wide;
+                 number16(each.method) + number32(0) + number32(0) + narrow(packed) + narrow(size) +
+                 number16(each.name.size()) + number16(wide.size()) + number16(0) + number16(0) +
+                 number16(0) + number32(0) + narrow(header) + each.name + wide;
   }
-  const uint64_t count =
-      file.count < 0 ? file.records.size() : static_cast<uint64_t>(file.count);
+  const uint64_t count = file.count < 0 ? file.records.size() : static_cast<uint64_t>(file.count);
   const uint64_t bytes = file.bytes < 0 ? directory.size() : static_cast<uint64_t>(file.bytes);
   const uint64_t offset = file.offset < 0 ? all.size() : static_cast<uint64_t>(file.offset);
   const uint64_t end = all.size() + directory.size();

@@ -172,8 +172,7 @@ const std::string& dcp_file() {
 }
 
 void try_dcp(const std::string& bytes) {
-  const auto sources =
-      dcp_sources("x", std::make_shared<OneFile>(bytes, ".distcp", dcp_file()));
+  const auto sources = dcp_sources("x", std::make_shared<OneFile>(bytes, ".distcp", dcp_file()));
   if (!sources.ok()) {
     require(sources.status().message().find("'x/") != std::string::npos, "an error of no file");
     return;
@@ -196,9 +195,9 @@ struct Reader {
   int share;  // of the inputs
   void (*try_one)(const std::string& bytes);
 };
-constexpr Reader kReaders[] = {{"safetensors", 8, try_safetensors}, {"manifest", 8, try_manifest},
-                               {"index", 2, try_index},             {"pickle", 2, try_pickle},
-                               {"torch_save", 2, try_torch_save},   {"dcp", 2, try_dcp}};
+constexpr Reader kReaders[] = {
+    {"safetensors", 8, try_safetensors}, {"manifest", 8, try_manifest},     {"index", 2, try_index},
+    {"pickle", 2, try_pickle},           {"torch_save", 2, try_torch_save}, {"dcp", 2, try_dcp}};
 constexpr size_t kNumReaders = std::size(kReaders);
 
 size_t only = kNumReaders;  // the one that is tried; this: all
@@ -234,8 +233,7 @@ bool take_only(const char* argument) {
 // Of tensors of one storage, in several orders.
 std::string pickled() {
   using namespace testing;
-  return dict({{text("w"), tensor({.first = 1, .sizes = {3}, .strides = {1}}) +
-                               "q\x02"},
+  return dict({{text("w"), tensor({.first = 1, .sizes = {3}, .strides = {1}}) + "q\x02"},
                {text("v"), "h\x02"},
                {text("t"), tensor({.sizes = {3, 2}, .strides = {1, 3}})},
                {text("f"), tensor({.numel = 24,
@@ -271,8 +269,8 @@ std::vector<Seed> seeds() {
   add("dcp", dcp_metadata());
   const auto safetensors = [&](const std::string& header, size_t data) {
     const uint64_t size = header.size();
-    add("safetensors", std::string(reinterpret_cast<const char*>(&size), 8) + header +
-                           std::string(data, 'd'));
+    add("safetensors",
+        std::string(reinterpret_cast<const char*>(&size), 8) + header + std::string(data, 'd'));
   };
   safetensors(R"({"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
               R"("v":{"dtype":"BF16","shape":[],"data_offsets":[24,26]},)"
@@ -419,8 +417,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const bool has_tag = shardweave::only == shardweave::kNumReaders;
   const size_t reader = shardweave::reader_of(data[0]);
-  shardweave::kReaders[reader].try_one(
-      std::string(reinterpret_cast<const char*>(data) + (has_tag ? 1 : 0), size - (has_tag ? 1 : 0)));
+  shardweave::kReaders[reader].try_one(std::string(
+      reinterpret_cast<const char*>(data) + (has_tag ? 1 : 0), size - (has_tag ? 1 : 0)));
   return 0;
 }
 #else
