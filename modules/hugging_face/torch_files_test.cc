@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -84,6 +85,37 @@ TEST(TorchFilesTest, StateDictsOfTorchSave) {
 
 TEST(TorchFilesTest, DirectoriesOfDcp) {
   expect_as_safetensors(kReferences + "llama_dcp", "llama", "model.");
+}
+
+// By make_torch_files.py.
+TEST(TorchFilesTest, TensorsAsPythonSeldomSavesThem) {
+  const auto want = safetensors_sources(kReferences + "odd/odd.safetensors");
+  ASSERT_TRUE(want.ok()) << want.status();
+  for (const char* path : {"odd/odd.pt", "odd_dcp"}) {
+    SCOPED_TRACE(path);
+    const auto sources = weight_sources(kReferences + path);
+    ASSERT_TRUE(sources.ok()) << sources.status();
+    EXPECT_EQ(sources->size(), want->size());
+    for (const TensorSource& each : *want) {
+      SCOPED_TRACE(each.name);
+      const auto found = std::find_if(sources->begin(), sources->end(),
+                                      [&](const auto& source) { return source.name == each.name; });
+      ASSERT_NE(found, sources->end());
+      EXPECT_EQ(found->shape, each.shape);
+      EXPECT_EQ(found->dtype, each.dtype);
+      EXPECT_EQ(bytes_of(*found), bytes_of(each));
+      Box part = whole_box(each.shape);
+      for (size_t d = 0; d < part.shape.size(); ++d) {
+        part.offset[d] = part.shape[d] / 3;
+        part.shape[d] = (part.shape[d] + 1) / 2;
+      }
+      std::vector<char> got(static_cast<size_t>(part.numel() * element_size(each.dtype)));
+      std::vector<char> wanted(got.size());
+      EXPECT_TRUE(found->read(part, part, got.data()).ok());
+      EXPECT_TRUE(each.read(part, part, wanted.data()).ok());
+      EXPECT_EQ(got, wanted);
+    }
+  }
 }
 
 using checkpoint_internal::Pickle;

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 def tensors():
     base = torch.arange(60, dtype=torch.float32).reshape(6, 10) / 4 - 3
-    made = {
+    return {
         "transposed": base.t(),
         "sliced": base[1:5, 2:9:3],
         "column": base[:, 7],
@@ -35,7 +35,6 @@ def tensors():
         "u64": torch.arange(7).to(torch.uint64),
         "flags": torch.tensor([[True, False, True], [False, False, True]]).t(),
     }
-    return made
 
 
 def main():
@@ -45,7 +44,6 @@ def main():
     state = tensors()
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, f"{out}/odd.safetensors")
     dcp.save(dict(state), checkpoint_id=f"{out}_dcp", no_dist=True)
-    state["e4m3"] = torch.nn.Parameter(state["e4m3"].float(), requires_grad=False).data.to(torch.float8_e4m3fn)
     parameter = torch.nn.Parameter(state["transposed"])
     parameter.partition_dim = 1  # as Megatron does: the parameter is pickled with a state
     state["transposed"] = parameter
