@@ -572,7 +572,7 @@ TEST(TorchFilesTest, SaysWhatIsWrongWithAnArchive) {
        "\"w\" has a torch.float8_e8m0fnu"},
       {dict({{text("w"), tensor({.numel = 25, .dtype = "float8_e5m2"})}}),
        "\"w\" reaches out of its storage"},
-      {dict({{text("w"), tensor({.first = 19, .numel = 24, .dtype = "float8_e5m2"})}}),
+      {dict({{text("w"), tensor({.numel = 24, .first = 19, .dtype = "float8_e5m2"})}}),
        "\"w\" reaches out of its storage"},
       {dict({{text("w"), tensor({.type = "storage.UntypedStorage"})}}),
        "\"w\" has a torch.storage.UntypedStorage"},
