@@ -594,7 +594,7 @@ TEST(TorchFilesTest, SaysWhatIsWrongWithAnArchive) {
   EXPECT_TRUE(torch_save_sources(written("old.pt", archive(good, ""))).ok());
   const auto big = torch_save_sources(written("big.pt", archive(good, "big")));
   EXPECT_EQ(big.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(message_of(big), HasSubstr("big.pt' has big-endian numbers"));
+  EXPECT_THAT(message_of(big), HasSubstr("big.pt': has big-endian numbers"));
   const auto packed = torch_save_sources(written("packed.pt", archive(good, "little", true)));
   EXPECT_EQ(packed.status().code(), absl::StatusCode::kUnimplemented) << packed.status();
   EXPECT_THAT(message_of(packed), HasSubstr("\"data/0\" is compressed"));
