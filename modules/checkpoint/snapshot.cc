@@ -102,7 +102,7 @@ at::Tensor copy_of(const at::Tensor& part, const std::shared_ptr<StagingMemory>&
 
 std::shared_ptr<const void> bytes_in(const at::Tensor& part) {
   const c10::AutoGradMode no_grad(false);
-  auto owner = std::make_shared<at::Tensor>(part.to(at::kCPU).contiguous());
+  auto owner = std::make_shared<at::Tensor>(part.to(at::kCPU).resolve_neg().contiguous());
   return {owner, owner->const_data_ptr()};
 }
 
