@@ -61,7 +61,8 @@ TEST(LayersTest, TransformerEncoderLayer) {
             nn::TransformerEncoderLayerOptions(6, 3).dim_feedforward(9).dropout(0.3));
         run.distribute(*layer);
         const at::Tensor x = run.leaf(values({5, 3, 6}));
-        const at::Tensor y = layer(x, at::triu(at::full({5, 5}, -1e9, at::kDouble), 1));
+        const at::Tensor mask = at::triu(at::full({5, 5}, -1e9, at::kDouble), 1);
+        const at::Tensor y = layer(x, mask.to(x.device()));
         run.result("y", y);
         y.square().sum().backward();
         run.result("x.grad", x.grad());
@@ -101,8 +102,8 @@ TEST(LayersTest, Transformer) {
     nn::Transformer model(nn::TransformerOptions(4, 2, 1, 1).dim_feedforward(5).dropout(0));
     run.distribute(*model);
     const at::Tensor source = run.leaf(values({5, 3, 4})), target = run.leaf(values({3, 3, 4}, 1));
-    const at::Tensor y =
-        model(source, target, at::Tensor(), at::triu(at::full({3, 3}, -1e9, at::kDouble), 1));
+    const at::Tensor mask = at::triu(at::full({3, 3}, -1e9, at::kDouble), 1);
+    const at::Tensor y = model(source, target, at::Tensor(), mask.to(source.device()));
     run.result("y", y);
     y.square().sum().backward();
     run.result("source.grad", source.grad());
