@@ -330,15 +330,15 @@ TEST(HuggingFaceTest, WhatOneRankCannotTakeNoRankGets) {
 }
 
 TEST(HuggingFaceTest, AConfigurationThatIsALinkToNothingIsAnError) {
-  const std::string path = variant("dangling", "llama", all_of(reference("llama")));
+  const std::string path = variant("dangling", "gpt2", all_of(reference("gpt2")));
   std::filesystem::remove(path + "/config.json");
   on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
-    const nn::Model model = made(config_of("llama"), mesh, false, false);
+    const nn::Model model = made(config_of("gpt2"), mesh, false, false);
     EXPECT_TRUE(status_of_load(path, *model.module, mesh).ok());
   });
   std::filesystem::create_symlink("nowhere", path + "/config.json");
   on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
-    const nn::Model model = made(config_of("llama"), mesh, false, false);
+    const nn::Model model = made(config_of("gpt2"), mesh, false, false);
     const absl::Status status = status_of_load(path, *model.module, mesh);
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
     EXPECT_THAT(std::string(status.message()), HasSubstr("config.json"));
