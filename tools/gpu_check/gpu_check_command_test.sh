@@ -36,6 +36,12 @@ END
 two=$("$program" --ranks=2 --only=collectives) || fail "exit code $? on two ranks: $two"
 wants "$two" "2 ranks: 1 passed, 0 failed, 2 skipped"
 
+# Copied to where Bazel is not.
+libraries=$(ldd "$program" | sed -n 's/.*=> \(\/.*\)\/lib\(torch_cpu\|c10\|cudart\|cupti\)\.so.*/\1/p' | sort -u | paste -sd:)
+cp "$program" copied
+copied=$(LD_LIBRARY_PATH=$libraries ./copied) || fail "the copy has failed: $copied"
+wants "$copied" " 0 failed"
+
 help=$("$program" --help)
 wants "$help" "--output=FILE"
 wants "$help" "training"
