@@ -173,7 +173,7 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, const void* stream,
   }
   const at::IntArrayRef shape = sizes(t.shape, t.ndim, "managed.shape");
   // LibTorch takes tensors of devices that it cannot work with.
-  const bool cuda = t.device.device_type == kDLCUDA && at::hasCUDA();
+  const bool cuda = t.device.device_type == kDLCUDA && load_cuda().ok();
   if (t.device.device_type != kDLCPU && !cuda) {
     fail(absl::StatusCode::kUnimplemented,
          str_cat("argument 'managed' has DLPack device type ", int{t.device.device_type},

@@ -523,10 +523,10 @@ at::Tensor full_tensor(const at::Tensor& tensor, std::source_location where) {
   RECORD_FUNCTION("shardweave::full_tensor", {});
   const DTensorMeta& meta = checked_meta(tensor, "full_tensor");
   const Layout replicated{Placements(meta.context->mesh().ndim())};
-  at::Tensor whole = to_local(Redistribute::apply(tensor, replicated, CallSite{"full_tensor", where}),
-                              std::nullopt, where);
+  at::Tensor whole = to_local(
+      Redistribute::apply(tensor, replicated, CallSite{"full_tensor", where}), std::nullopt, where);
   // It may go to the host, and nothing of ours is asked then.
-  throw_if_error(meta.context->on_device.wait());
+  if (!meta.spec->device.is_cpu()) throw_if_error(meta.context->on_device.wait());
   return whole;
 }
 

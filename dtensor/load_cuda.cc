@@ -2,9 +2,12 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <string>
 
+#include "ATen/Context.h"
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/impl/DeviceGuardImplInterface.h"
@@ -24,13 +27,16 @@ std::string directory_of_libtorch() {
   if (::dladdr(reinterpret_cast<const void*>(&at::_ops::empty_memory_format::call), &info) == 0) {
     return "";
   }
-  const std::string path = info.dli_fname;
+  // Where the file itself is: programs may see it by a link, in a folder without the other half.
+  const std::unique_ptr<char, decltype(&std::free)> real(::realpath(info.dli_fname, nullptr),
+                                                         &std::free);
+  const std::string path = real == nullptr ? info.dli_fname : real.get();
   return path.substr(0, path.rfind('/') + 1);
 }
 
 }  // namespace
 
-absl::Status load_cuda() {
+absl::Status load_cuda(int device) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (cuda() == nullptr) {
@@ -47,9 +53,19 @@ absl::Status load_cuda() {
     return absl::FailedPreconditionError(
         absl::StrCat(kName, " is loaded, but LibTorch has no CUDA: is it of another version?"));
   }
-  if (cuda()->deviceCount() == 0) {
-    return absl::FailedPreconditionError("LibTorch's CUDA finds no GPU");
+  if (!at::hasCUDA()) {
+    return absl::FailedPreconditionError(
+        "LibTorch was asked for CUDA before it was loaded, and has none from then on: load_cuda() "
+        "comes first");
   }
+  const int count = cuda()->deviceCount();
+  if (count == 0) return absl::FailedPreconditionError("LibTorch's CUDA finds no GPU");
+  if (device >= count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device ", device, " of ", count, ", which is not there"));
+  }
+  at::globalContext().setSDPUseCuDNN(false);
+  if (device >= 0) cuda()->setDevice({c10::kCUDA, static_cast<c10::DeviceIndex>(device)});
   return absl::OkStatus();
 }
 

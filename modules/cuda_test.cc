@@ -100,10 +100,9 @@ const std::vector<float>& losses_of_one_device() {
 }
 
 // `prepare` shards the model; what it returns goes on living until the end.
-void check_training(
-    const std::vector<MeshDim>& dims, const Placements& batch,
-    const std::function<std::shared_ptr<void>(Net&, const MeshPtr&)>& prepare,
-    const std::function<std::function<void()>(Net&)>& make_step = {}) {
+void check_training(const std::vector<MeshDim>& dims, const Placements& batch,
+                    const std::function<std::shared_ptr<void>(Net&, const MeshPtr&)>& prepare,
+                    const std::function<std::function<void()>(Net&)>& make_step = {}) {
   const std::vector<float>& wanted = losses_of_one_device();
   on_gpus(
       dims,
@@ -182,26 +181,25 @@ class CudaFullyShardTest : public ::testing::TestWithParam<Sharding> {};
 
 INSTANTIATE_TEST_SUITE_P(
     Modes, CudaFullyShardTest,
-    ::testing::Values(
-        Sharding{"one_unit", {{"dp", 2}}, {Shard(0)}, {}},
-        Sharding{"units", {{"dp", 2}}, {Shard(0)}, {.units = {"blocks.*"}}},
-        Sharding{"uneven", {{"dp", 3}}, {Shard(0)}, {.units = {"blocks.*"}}},
-        Sharding{"equal_segments",
-                 {{"dp", 2}},
-                 {Shard(0)},
-                 {.units = {"blocks.*"}, .equal_segments = true}},
-        Sharding{"stays_whole",
-                 {{"dp", 2}},
-                 {Shard(0)},
-                 {.units = {"blocks.*"}, .reshard_after_forward = false}},
-        Sharding{"neighbours",
-                 {{"dp", 4}},
-                 {Shard(0)},
-                 {.units = {"blocks.*"}, .reshard_after_forward_ranks = 2}},
-        Sharding{"hybrid",
-                 {{"replicas", 2}, {"dp", 2}},
-                 {Shard(0), Shard(0)},
-                 {.mesh_dim = "dp", .units = {"blocks.*"}}}),
+    ::testing::Values(Sharding{"one_unit", {{"dp", 2}}, {Shard(0)}, {}},
+                      Sharding{"units", {{"dp", 2}}, {Shard(0)}, {.units = {"blocks.*"}}},
+                      Sharding{"uneven", {{"dp", 3}}, {Shard(0)}, {.units = {"blocks.*"}}},
+                      Sharding{"equal_segments",
+                               {{"dp", 2}},
+                               {Shard(0)},
+                               {.units = {"blocks.*"}, .equal_segments = true}},
+                      Sharding{"stays_whole",
+                               {{"dp", 2}},
+                               {Shard(0)},
+                               {.units = {"blocks.*"}, .reshard_after_forward = false}},
+                      Sharding{"neighbours",
+                               {{"dp", 4}},
+                               {Shard(0)},
+                               {.units = {"blocks.*"}, .reshard_after_forward_ranks = 2}},
+                      Sharding{"hybrid",
+                               {{"replicas", 2}, {"dp", 2}},
+                               {Shard(0), Shard(0)},
+                               {.mesh_dim = "dp", .units = {"blocks.*"}}}),
     [](const auto& test) { return test.param.name; });
 
 TEST_P(CudaFullyShardTest, Trains) {
@@ -213,14 +211,15 @@ TEST_P(CudaFullyShardTest, Trains) {
 }
 
 TEST(CudaTest, TensorParallelInsideFullyShard) {
-  check_training({{"dp", 2}, {"tp", 2}}, {Shard(0), Replicate()}, [](Net& net, const MeshPtr& mesh) {
-    ShardingPlan plan;
-    plan.parameter = {{"blocks.*.up.*", NamedPlacements{{"tp", Shard(0)}}},
-                      {"blocks.*.down.weight", NamedPlacements{{"tp", Shard(1)}}}};
-    parallelize_module(*net, mesh, plan);
-    fully_shard(*net, mesh, {.mesh_dim = "dp", .units = {"blocks.*"}});
-    return nullptr;
-  });
+  check_training({{"dp", 2}, {"tp", 2}}, {Shard(0), Replicate()},
+                 [](Net& net, const MeshPtr& mesh) {
+                   ShardingPlan plan;
+                   plan.parameter = {{"blocks.*.up.*", NamedPlacements{{"tp", Shard(0)}}},
+                                     {"blocks.*.down.weight", NamedPlacements{{"tp", Shard(1)}}}};
+                   parallelize_module(*net, mesh, plan);
+                   fully_shard(*net, mesh, {.mesh_dim = "dp", .units = {"blocks.*"}});
+                   return nullptr;
+                 });
 }
 
 // Saved on GPUs, loaded on the CPU and on GPUs of another mesh.

@@ -210,7 +210,8 @@ void broadcast_buffers(torch::nn::Module& module, const MeshPtr& mesh, const std
       });
       const CallOptions options = {.tag = kFunction, .stream = current_stream(flat.device())};
       throw_if_error(
-          TensorWork(*context, comm.broadcast(comm_buffer(flat), 0, options), flat.device()).wait());
+          TensorWork(*context, comm.broadcast(comm_buffer(flat), 0, options), flat.device())
+              .wait());
     }
     int64_t at = 0;
     for (size_t i = 0; i < some.parts.size(); ++i) {

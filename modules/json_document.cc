@@ -33,10 +33,16 @@ class TrackedChar {
   const char** furthest_;
 };
 
+// Ends a reading: what is behind it would be kept, whatever is said of it.
+struct TooMuch {
+  std::string what;
+};
+
 }  // namespace
 
 absl::StatusOr<JsonDocument> JsonDocument::read(std::string_view text) {
-  constexpr int kMostNested = 100;
+  constexpr size_t kMostNested = 100;
+  constexpr size_t kMostPathBytes = size_t{1} << 28;  // each key is noted with those around it
   JsonDocument document;
   const char* furthest = text.data();
   const char* counted = furthest;
@@ -58,7 +64,7 @@ absl::StatusOr<JsonDocument> JsonDocument::read(std::string_view text) {
     return path;
   };
   std::optional<Path> twice;
-  bool too_deep = false;
+  size_t path_bytes = 0;
   const auto note = [&](int /*depth*/, Json::parse_event_t event, Json& parsed) {
     using Event = Json::parse_event_t;
     const bool begins = event == Event::object_start || event == Event::array_start;
@@ -67,9 +73,13 @@ absl::StatusOr<JsonDocument> JsonDocument::read(std::string_view text) {
     }
     if (begins) frames.push_back({event == Event::array_start});
     if (event == Event::object_end || event == Event::array_end) frames.pop_back();
-    too_deep |= frames.size() > kMostNested;
-    if (event == Event::key && !too_deep) {
+    if (frames.size() > kMostNested) {
+      throw TooMuch{str_cat("is nested deeper than ", kMostNested, " times")};
+    }
+    if (event == Event::key) {
       frames.back().key = parsed.get<std::string>();
+      for (const Frame& f : frames) path_bytes += sizeof(std::string) + f.key.size();
+      if (path_bytes > kMostPathBytes) throw TooMuch{"has too many keys, or too long ones"};
       const Path path = path_now();
       if (!document.lines_.emplace(path, line_now()).second && !twice.has_value()) twice = path;
     }
@@ -81,9 +91,8 @@ absl::StatusOr<JsonDocument> JsonDocument::read(std::string_view text) {
   } catch (const Json::exception& error) {
     return absl::InvalidArgumentError(
         str_cat("no JSON on line ", line_now(), ": ", std::string_view(error.what())));
-  }
-  if (too_deep) {
-    return document.refuse({}, str_cat("is nested deeper than ", kMostNested, " times"));
+  } catch (const TooMuch& too_much) {
+    return document.refuse({}, too_much.what);
   }
   if (twice.has_value()) return document.refuse(*twice, "stands twice");
   return document;

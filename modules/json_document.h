@@ -20,7 +20,7 @@ class JsonDocument {
  public:
   using Path = std::vector<std::string>;  // of keys, outermost first
 
-  // InvalidArgument: no JSON, or a key that stands twice.
+  // InvalidArgument: no JSON, a key that stands twice, more than 100 levels, or keys that need 256 MB with those around.
   static absl::StatusOr<JsonDocument> read(std::string_view text);
 
   const Json& json() const { return json_; }

@@ -354,7 +354,8 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
     change_input(context, call, i, std::move(decision.inputs[i]), *entry);
   }
   // With the inputs, unless the call says where.
-  if (call.has_arg("device") && call.arg("device").isDevice()) device = call.arg("device").toDevice();
+  if (call.has_arg("device") && call.arg("device").isDevice())
+    device = call.arg("device").toDevice();
   entry->outputs.reserve(call.outputs.size());
   for (int k = 0; k < call.num_outputs(); ++k) {
     const TensorInfo& output = call.output(k);

@@ -21,9 +21,9 @@ class DeviceWorks {
     while (!works_.empty() && works_.front().done()) take_first();
     works_.push_back(work);
   }
-  // Until the device has run them all: the first error there has been.
+  // Until the device has run them all, or one has failed: the first error there has been.
   absl::Status wait() {
-    while (!works_.empty()) take_first();
+    while (!works_.empty() && error_.ok()) take_first();
     return error_;
   }
 

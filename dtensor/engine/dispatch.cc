@@ -918,6 +918,10 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     settle_plain_tensors(*context);
     throw_if_error(context->on_device.wait());
   }
+  if (info.device_arg >= 0 && args[info.device_arg].isDevice() &&
+      args[info.device_arg].toDevice().is_cpu()) {
+    throw_if_error(context->on_device.wait());
+  }
   const uint64_t hash = key.hash();
   const CacheEntry* entry = context->decisions.cache.find(hash, key.words());
   if (entry == nullptr) {

@@ -121,7 +121,8 @@ class FromSource {
           c10::multiply_integers(spec_.sizes) * static_cast<int64_t>(whole.element_size()));
     });
     const c10::Device device = mine.device();
-    throw_if_error(TensorWork(context_, comm.all_to_all_v(comm_buffer(parts), to, comm_buffer(mine), from,
+    throw_if_error(TensorWork(context_,
+                              comm.all_to_all_v(comm_buffer(parts), to, comm_buffer(mine), from,
                                                 options(device)),
                               device)
                        .wait());

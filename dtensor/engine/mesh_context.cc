@@ -41,8 +41,8 @@ Communicator& MeshContext::communicator(absl::Span<const int> mesh_dims) {
 SpecRef MeshContext::intern(const Layout& layout, absl::Span<const int64_t> sizes,
                             absl::Span<const int64_t> strides, at::ScalarType dtype,
                             c10::Device device, CutOrigins origins) {
-  const SpecParts parts{layout, sizes,  strides,
-                        dtype,  with_index(device), of_cuts(origins, layout)};
+  const SpecParts parts{
+      layout, sizes, strides, dtype, with_index(device), of_cuts(origins, layout)};
   SpecRef spec = specs_.find(parts);
   if (spec != nullptr) return spec;
   throw_if_error(validate(layout, mesh().shape(), sizes));

@@ -90,9 +90,16 @@ OpInfo::OpInfo(const c10::OperatorHandle& op, const RuleTable& own) {
   const std::string& name = op.operator_name().name;
   if (name == "aten::clone" || name == "aten::detach" || name == "aten::alias") keeps_arg = 0;
   if (name == "aten::copy_") keeps_arg = 1;
+  if (name == "aten::_to_copy") {
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      if (schema.arguments()[i].name() == "device") device_arg = static_cast<int>(i);
+    }
+  }
   shows_values = op.hasTag(at::Tag::dynamic_output_shape);
   for (const c10::Argument& result : schema.returns()) {
-    shows_values |= !is_tensor(result.type()) && !is_tensor_list(result.type());
+    // A SymInt is a size, which comes from sizes.
+    shows_values |= !is_tensor(result.type()) && !is_tensor_list(result.type()) &&
+                    result.real_type()->kind() != c10::TypeKind::SymIntType;
   }
   // (The dispatcher's computed table is no help: for keys without a kernel it holds a fallback that
   // throws.)

@@ -36,6 +36,7 @@ struct OpInfo {
   bool is_view = false;        // a result aliases an argument that is not written
   int keeps_arg = -1;          // the argument whose value the result has: clone, detach, copy_
   bool is_random = false;      // draws random numbers
+  int device_arg = -1;         // of _to_copy: where to
   bool shows_values = false;   // its results are numbers, or of a shape that depends on values
   int num_returns = 0;
   bool has_meta_kernel = false;

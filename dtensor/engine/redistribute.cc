@@ -357,8 +357,7 @@ TensorWork send(MeshContext& context, const CollectiveTransfer& transfer, std::s
               comm.reduce_scatter_v(in, out, transfer.in_counts, transfer.reduce_op, options),
               device};
     case OpKind::kAllToAllV:
-      return {context,
-              comm.all_to_all_v(in, transfer.in_counts, out, transfer.out_counts, options),
+      return {context, comm.all_to_all_v(in, transfer.in_counts, out, transfer.out_counts, options),
               device};
     default:
       break;

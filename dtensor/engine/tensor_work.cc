@@ -24,12 +24,15 @@ CallOptions collective_options(const MeshContext& context, c10::Device device,
 }
 
 TensorWork::TensorWork(MeshContext& context, Work work, c10::Device device)
-    : work_(std::move(work)), device_(device) {
-  if (!device.is_cpu()) context.on_device.add(work_);
+    : work_(std::move(work)), issued_on_(current_stream(device)), device_(device) {
+  // One that was refused here alone says so in wait(), and the group goes on.
+  if (!device.is_cpu() && !work_.immediate()) context.on_device.add(work_);
 }
 
 absl::Status TensorWork::wait_on_stream() const {
-  absl::Status status = work_.wait_on(current_stream(device_));
+  const DeviceStream current = current_stream(device_);
+  absl::Status status = work_.wait_on(current);
+  if (status.ok() && current != issued_on_) status = work_.wait_on(issued_on_);
   return status.ok() ? status : work_.wait();
 }
 

@@ -11,10 +11,10 @@
 // ahead of which the host runs. The operation begins when the device has done what is on the thread's
 // current stream when it is issued, and wait() puts it before what comes on the thread's current
 // stream from then on; the host waits for no device. So whatever holds the memory may drop it after
-// wait(): LibTorch's allocators give memory that was made on a stream to nobody who works before that
-// stream's later work. (Memory of another stream than the current one: Tensor::record_stream, as
-// everywhere in LibTorch.) Errors of the device come later, then: with the next collective, and before
-// numbers reach the host (device_works.h).
+// wait(), also under another current stream than when it was issued: LibTorch's allocators give memory
+// that was made on a stream to nobody who works before that stream's later work. (Memory that was made
+// on a third one: record_stream() of the local tensor, as everywhere in LibTorch.) Errors of the device
+// come later, then: with the next collective, and before numbers reach the host (device_works.h).
 //
 // Streams are those of c10::Stream: nothing here links CUDA. Internal to dtensor/ and modules/.
 #pragma once
@@ -51,6 +51,7 @@ class TensorWork {
   absl::Status wait_on_stream() const;
 
   Work work_;
+  DeviceStream issued_on_;  // whose memory it uses
   c10::Device device_ = c10::kCPU;
 };
 

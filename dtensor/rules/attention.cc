@@ -162,10 +162,10 @@ void attention_backward_shapes(OpCall& call) {
 
 void refuse_dropout(const OpCall& call) {
   if (call.arg("dropout_p").toDouble() <= 0) return;
-  throw Error(absl::UnimplementedError(
-      absl::StrCat("dropout_p is ", call.arg("dropout_p").toDouble(),
-                   ": CUDA's attention kernels draw their own random numbers on each rank; wanted 0 "
-                   "(at::dropout draws those of the mesh)")));
+  throw Error(absl::UnimplementedError(absl::StrCat(
+      "dropout_p is ", call.arg("dropout_p").toDouble(),
+      ": CUDA's attention kernels draw their own random numbers on each rank; wanted 0 "
+      "(at::dropout draws those of the mesh)")));
 }
 
 // Its result where the local part is not empty, with what comes with it as it has been announced.
@@ -176,10 +176,12 @@ void on_gpu(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& c
   const int64_t lengths[] = {query.size(2), boxed.tensor("key").size(2)};
   if (query.numel() != 0) {
     at::Tensor bias = boxed.has("attn_bias") ? boxed.tensor("attn_bias") : at::Tensor();
-    if (bias.defined() && (bias.stride(-1) != 1 || bias.stride(-2) % 16 != 0)) {  // as sdpa makes it
+    if (bias.defined() &&
+        (bias.stride(-1) != 1 || bias.stride(-2) % 16 != 0)) {  // as sdpa makes it
       const int64_t last = bias.size(-1);
-      boxed["attn_bias"] =
-          at::constant_pad_nd(bias, {0, (last + 15) / 16 * 16 - last}).contiguous().narrow(-1, 0, last);
+      boxed["attn_bias"] = at::constant_pad_nd(bias, {0, (last + 15) / 16 * 16 - last})
+                               .contiguous()
+                               .narrow(-1, 0, last);
     }
     boxed.run();
   } else {
@@ -197,12 +199,13 @@ void on_gpu(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& c
     if (spec == nullptr) continue;
     at::Tensor tensor = result.toTensor();
     const at::IntArrayRef sizes(spec->local_sizes.data(), spec->local_sizes.size());
-    if (!tensor.defined() || tensor.sizes() != sizes) {
+    const bool says_nothing = spec->sizes.size() < 3;
+    if (!tensor.defined() || says_nothing) {
       tensor = at::zeros(sizes, query.options().dtype(spec->dtype));
     }
     const bool is_by_sequence = tensor.dim() == 4 && spec->strides[1] < spec->strides[2];
-    result = is_by_sequence ? tensor.transpose(1, 2).contiguous().transpose(1, 2)
-                            : tensor.contiguous();
+    result =
+        is_by_sequence ? tensor.transpose(1, 2).contiguous().transpose(1, 2) : tensor.contiguous();
   }
 }
 
@@ -251,8 +254,7 @@ void efficient_shapes(OpCall& call) {
   TensorInfo out = contiguous_info({q.sizes[0], q.sizes[1], q.sizes[2], v.sizes[3]}, q.dtype);
   // Rows of it begin at multiples of 32 numbers.
   const int64_t rows = call.bool_arg("compute_log_sumexp") ? (q.sizes[2] + 31) / 32 * 32 : 0;
-  call.outputs = {by_sequence(out),
-                  contiguous_info({q.sizes[0], q.sizes[1], rows}, at::kFloat),
+  call.outputs = {by_sequence(out), contiguous_info({q.sizes[0], q.sizes[1], rows}, at::kFloat),
                   contiguous_info({}, at::kLong),  // philox_seed, philox_offset
                   contiguous_info({}, at::kLong)};
 }
@@ -297,7 +299,8 @@ void efficient_backward(const OpCall& call, Strategies& out) {
 // What it gives beside the result differs between versions of cuDNN.
 void cudnn_shapes(OpCall&) {
   throw Error(absl::UnimplementedError(
-      "DTensors have no rule for cuDNN's attention; at::globalContext().setSDPUseCuDNN(false) leaves "
+      "DTensors have no rule for cuDNN's attention; at::globalContext().setSDPUseCuDNN(false) "
+      "leaves "
       "the choice to the flash and the memory-efficient kernels, which have one"));
 }
 void cudnn(const OpCall&, Strategies&) {}
@@ -331,10 +334,9 @@ void add_attention_rules(RuleTable& table) {
                 .flops(attention_backward_flops));
   table.add("aten::_scaled_dot_product_flash_attention",
             on_gpus(flash).shapes(flash_shapes).flops(attention_forward_flops));
-  table.add("aten::_scaled_dot_product_flash_attention_backward",
-            on_gpus(flash_backward)
-                .shapes(attention_backward_shapes)
-                .flops(attention_backward_flops));
+  table.add(
+      "aten::_scaled_dot_product_flash_attention_backward",
+      on_gpus(flash_backward).shapes(attention_backward_shapes).flops(attention_backward_flops));
   table.add("aten::_scaled_dot_product_efficient_attention",
             on_gpus(efficient).shapes(efficient_shapes).flops(attention_forward_flops));
   table.add("aten::_scaled_dot_product_efficient_attention_backward",

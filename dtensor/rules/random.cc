@@ -73,36 +73,26 @@ class Draw {
       refuse(op, "takes no generator; DTensors draw from their mesh, which can be seeded");
     }
     check_arguments(op, stack);
-    const at::Tensor& local = meta().local();
-    const bool direct = local.is_contiguous() && local.is_cpu();
-    buffer_ =
-        direct ? local
-               : at::empty(local.sizes(), at::TensorOptions(local.scalar_type()).device(at::kCPU));
   }
 
   BoxedCall& call() { return call_; }
   const Spec& spec() { return *meta().spec; }
   const at::Tensor& self() const { return self_; }
-  const at::Tensor& buffer() const { return buffer_; }
-  DType dtype() const { return comm_dtype(buffer_.scalar_type()); }
+  const at::Tensor& local() { return meta().local(); }
+  DType dtype() { return comm_dtype(local().scalar_type()); }
   double number(std::string_view name) { return call_[name].toDouble(); }
 
   // Draws the elements that this rank holds, which advances the mesh's state.
   void finish(const RandomDraw& draw) {
-    if (buffer_.is_complex() || !can_draw(draw.kind, draw.dtype)) {
+    if (local().is_complex() || !can_draw(draw.kind, draw.dtype)) {
       throw Error(absl::UnimplementedError(absl::StrCat(c10::toString(op_.operator_name()),
                                                         ": not implemented for DTensors of type ",
-                                                        c10::toString(buffer_.scalar_type()))));
+                                                        c10::toString(local().scalar_type()))));
     }
     PhiloxState& state = meta().context->random;
-    const at::Tensor& local = meta().local();
-    if (!drawn_on_device(draw, state)) {
-      draw_numbers(draw, PhiloxStream(state.seed, state.offset), buffer_.mutable_data_ptr(),
-                   [&](RunVisitor run) { for_each_run(spec(), run); });
-      if (!buffer_.is_same(local)) local.copy_(buffer_);
-    }
+    if (!drawn_on_device(draw, state)) draw_on_host(draw, state);
     ++state.offset;
-    neutralize(spec(), local);
+    neutralize(spec(), local());
     written(meta(), "random");
     call_.finish({self_});
   }
@@ -110,10 +100,21 @@ class Draw {
  private:
   DTensorMeta& meta() { return meta_of(self_); }
 
+  void draw_on_host(const RandomDraw& draw, const PhiloxState& state) {
+    const bool direct = local().is_contiguous() && local().is_cpu();
+    const at::Tensor out =
+        direct ? local() : at::empty(local().sizes(), local().options().device(at::kCPU));
+    draw_numbers(draw, PhiloxStream(state.seed, state.offset), out.mutable_data_ptr(),
+                 [&](RunVisitor run) { for_each_run(spec(), run); });
+    if (!direct) local().copy_(out);
+  }
+
   // By a kernel, in the order of LibTorch's stream: where the program has kernels (random_fill.h).
   bool drawn_on_device(const RandomDraw& draw, const PhiloxState& state) {
-    const at::Tensor& local = meta().local();
+    const at::Tensor& local = this->local();
     if (!local.is_cuda() || !has_random_kernels() || draw.each != nullptr) return false;
+    // A GPU, or a driver, that they are not for: the host draws the same numbers.
+    if (!load_random_kernels(local.get_device()).ok()) return false;
     const MeshContext& context = *meta().context;
     std::vector<Intervals> held;
     for (int d = 0; d < spec().ndim(); ++d) {
@@ -147,7 +148,6 @@ class Draw {
   const c10::OperatorHandle& op_;
   BoxedCall call_;
   const at::Tensor self_;
-  at::Tensor buffer_;  // the local tensor, or what is copied there
 };
 
 // Complex numbers are drawn as pairs of reals, as LibTorch does: calls f(self as reals), if self is
@@ -220,7 +220,7 @@ void bernoulli_(const c10::OperatorHandle& op, c10::Stack& stack) {
   if (is_dtensor(each)) {
     each = meta_of(redistribute(each.expand_as(draw.self()), layout)).local();
   } else {
-    each = each.expand(draw.buffer().sizes());  // a plain scalar
+    each = each.expand(draw.local().sizes());  // a plain scalar
   }
   each = each.to(at::TensorOptions(at::kDouble).device(at::kCPU)).contiguous();
   draw.finish(RandomDraw::bernoulli_each(draw.dtype(), each.const_data_ptr<double>()));

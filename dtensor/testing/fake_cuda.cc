@@ -116,8 +116,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
 
-  void record(void** event, const c10::Stream& s, c10::DeviceIndex,
-              c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& s, c10::DeviceIndex, c10::EventFlag) const override {
     const auto done = std::make_shared<std::promise<void>>();
     if (*event == nullptr) *event = new Event();
     *static_cast<Event*>(*event) = done->get_future().share();
@@ -239,11 +238,10 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
 at::Tensor reached(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   void* const memory = storage.mutable_data();
-  at::Tensor bytes =
-      memory == nullptr
-          ? at::empty({0}, at::kByte)
-          : at::from_blob(gpu().contents(memory), {static_cast<int64_t>(storage.nbytes())},
-                          at::kByte);
+  at::Tensor bytes = memory == nullptr
+                         ? at::empty({0}, at::kByte)
+                         : at::from_blob(gpu().contents(memory),
+                                         {static_cast<int64_t>(storage.nbytes())}, at::kByte);
   at::Tensor result = at::empty({0}, at::TensorOptions(tensor.scalar_type()));
   c10::TensorImpl* const impl = result.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(bytes.storage());
@@ -296,13 +294,14 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes,
   return self;
 }
 
-at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   const at::Tensor from = source.expand(self.sizes());
   for (const at::Tensor& t : {self, from}) {
     if (t.is_cuda()) gpu().synchronize(t.device().index(), stream_here(t.device().index()));
   }
   const at::Tensor value = from.is_cuda() ? reached(from) : from;
   if (self.is_cuda()) {
+    if (!from.is_cuda() && !non_blocking) host_waits_for(self.device().index());
     write_later(self, at::empty(self.sizes(), self.options().device(at::kCPU)).copy_(value));
   } else {
     host_waits_for(from.device().index());
@@ -387,8 +386,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
     const at::Tensor& out, const at::Tensor& logsumexp, const at::Tensor&, const at::Tensor&,
     c10::SymInt, c10::SymInt, double, bool is_causal, const at::Tensor&, const at::Tensor&,
     std::optional<double> scale) {
-  const auto g =
-      attend_backward(grad, query, key, value, {}, out, logsumexp, is_causal, scale);
+  const auto g = attend_backward(grad, query, key, value, {}, out, logsumexp, is_causal, scale);
   return {g[0], g[1], g[2]};
 }
 
@@ -444,8 +442,7 @@ class HostCall {
     TORCH_CHECK(device_.has_value(), c10::toString(op_.operator_name()), ": on which device?");
     gpu().synchronize(device_->index(), stream_here(device_->index()));
     if (op_.operator_name().name == "aten::_local_scalar_dense" ||
-        op_.operator_name().name == "aten::equal" ||
-        op_.operator_name().name == "aten::nonzero" ||
+        op_.operator_name().name == "aten::equal" || op_.operator_name().name == "aten::nonzero" ||
         op_.operator_name().name == "aten::masked_select") {
       host_waits_for(device_->index());
     }

@@ -96,7 +96,8 @@ void check_program(const std::function<void(Trial&)>& program, const ProgramOpti
 // Where the ranks of check_program() are: what one of two libraries says.
 struct ProgramRanks {
   at::DeviceType device;
-  void (*on_mesh)(const std::vector<MeshDim>& dims, const std::function<void(const MeshPtr&)>& body);
+  void (*on_mesh)(const std::vector<MeshDim>& dims,
+                  const std::function<void(const MeshPtr&)>& body);
 };
 ProgramRanks program_ranks();
 

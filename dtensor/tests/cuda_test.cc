@@ -75,23 +75,22 @@ TEST(FakeCudaTest, IsLibTorchsDevice) {
 
 // What these tests are worth: a sum that nobody waits for is not seen.
 TEST(FakeCudaTest, WhoDoesNotWaitReadsWhatWasThere) {
-  on_gpus(
-      {{"dp", 2}},
-      [](const MeshPtr& mesh) {
-        const at::Tensor x = at::ones({4}, at::kCUDA);
-        Communicator& comm = **mesh->communicator(0);
-        const Buffer memory{x.data_ptr(), 4, DType::kF32, {DeviceType::kCuda, x.device().index()}};
-        const DeviceStream stream{c10::impl::VirtualGuardImpl(at::kCUDA)
-                                      .getStream(x.device())
-                                      .native_handle()};
-        const Work work = comm.all_reduce(memory, memory, ReduceOp::kSum, {.stream = stream});
-        const at::Tensor early = x + 1;
-        EXPECT_TRUE(work.wait_on(stream).ok());
-        const at::Tensor late = x + 1;
-        expect_equal(early, at::full({4}, 2.0F), "early");
-        expect_equal(late, at::full({4}, 3.0F), "late");
-      },
-      {.operation_milliseconds = 50});
+  on_gpus({{"dp", 2}},
+          [](const MeshPtr& mesh) {
+            const at::Tensor x = at::ones({4}, at::kCUDA);
+            Communicator& comm = **mesh->communicator(0);
+            const Buffer memory{
+                x.data_ptr(), 4, DType::kF32, {DeviceType::kCuda, x.device().index()}};
+            const DeviceStream stream{
+                c10::impl::VirtualGuardImpl(at::kCUDA).getStream(x.device()).native_handle()};
+            const Work work = comm.all_reduce(memory, memory, ReduceOp::kSum, {.stream = stream});
+            const at::Tensor early = x + 1;
+            EXPECT_TRUE(work.wait_on(stream).ok());
+            const at::Tensor late = x + 1;
+            expect_equal(early, at::full({4}, 2.0F), "early");
+            expect_equal(late, at::full({4}, 3.0F), "late");
+          },
+          {.operation_milliseconds = 50});
 }
 
 // --- moving --------------------------------------------------------------------------------------
@@ -276,13 +275,16 @@ std::vector<float> train(Net& net, const at::Tensor& words, const at::Tensor& wa
 }
 
 void check_training(const std::vector<MeshDim>& dims, const ParameterPlan& plan,
-                    const Placements& batch) {
+                    const Placements& batch, at::ScalarType dtype = at::kFloat) {
+  const double tolerance = dtype == at::kFloat ? 1e-5 : 5e-2;
   Net alone = make_net();
+  alone->to(dtype);
   const std::vector<float> wanted = train(alone, tokens(), tokens().roll(1, 1));
   on_gpus(
       dims,
       [&](const MeshPtr& mesh) {
         Net net = make_net();
+        net->to(dtype);
         net->to(at::kCUDA);
         distribute_module(*net, mesh, plan);
         const auto data = [&](const at::Tensor& t) {
@@ -292,8 +294,9 @@ void check_training(const std::vector<MeshDim>& dims, const ParameterPlan& plan,
         const std::vector<float> got =
             train(net, data(tokens()), data(tokens().roll(1, 1)), &waits);
         ASSERT_EQ(got.size(), wanted.size());
-        for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-5) << i;
+        for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], wanted[i], tolerance) << i;
         EXPECT_EQ(waits, 0) << "the host has waited for the device in the middle of a step";
+        if (dtype != at::kFloat) return;
         const auto parameters = net->named_parameters(), its = alone->named_parameters();
         for (const auto& p : parameters) expect_close(p.value(), its[p.key()].detach(), p.key());
       },
@@ -320,6 +323,11 @@ TEST(CudaTrainingTest, BothOnAMeshOfTwoDimensions) {
   check_training({{"dp", 2}, {"tp", 2}},
                  {{"up.*", {Replicate(), Shard(0)}}, {"down.weight", {Replicate(), Shard(1)}}},
                  {Shard(0), Replicate()});
+}
+
+// Attention is another kernel's.
+TEST(CudaTrainingTest, InHalfPrecision) {
+  check_training({{"dp", 2}}, {}, {Shard(0)}, at::kBFloat16);
 }
 
 TEST(CudaTrainingTest, EveryParameterCut) {
@@ -363,13 +371,13 @@ struct Attention {
 
 class CudaAttentionTest : public ::testing::TestWithParam<Attention> {};
 
-INSTANTIATE_TEST_SUITE_P(
-    Kernels, CudaAttentionTest,
-    ::testing::Values(Attention{"efficient", at::kFloat}, Attention{"causal", at::kFloat, true},
-                      Attention{"masked", at::kFloat, false, true},
-                      Attention{"flash", at::kBFloat16},
-                      Attention{"flash_causal", at::kBFloat16, true}),
-    [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Kernels, CudaAttentionTest,
+                         ::testing::Values(Attention{"efficient", at::kFloat},
+                                           Attention{"causal", at::kFloat, true},
+                                           Attention{"masked", at::kFloat, false, true},
+                                           Attention{"flash", at::kBFloat16},
+                                           Attention{"flash_causal", at::kBFloat16, true}),
+                         [](const auto& test) { return test.param.name; });
 
 TEST_P(CudaAttentionTest, IsCutByBatchAndHeads) {
   const Attention& how = GetParam();
@@ -386,11 +394,12 @@ TEST_P(CudaAttentionTest, IsCutByBatchAndHeads) {
     for (int i = 0; i < 3; ++i) leaves.push_back(place(input(i)).requires_grad_());
     std::optional<at::Tensor> mask;
     if (how.has_mask) {
-      leaves.push_back(place_mask(at::cos(at::arange(kRows * kRows) * 1.3).view({kRows, kRows})).requires_grad_());
+      leaves.push_back(place_mask(at::cos(at::arange(kRows * kRows) * 1.3).view({kRows, kRows}))
+                           .requires_grad_());
       mask = leaves.back();
     }
-    const at::Tensor out = at::scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], mask,
-                                                            0.0, how.is_causal);
+    const at::Tensor out =
+        at::scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], mask, 0.0, how.is_causal);
     (out * place(input(9))).sum().backward();
     std::vector<at::Tensor> results = {out};
     for (const at::Tensor& leaf : leaves) results.push_back(leaf.grad());
@@ -464,6 +473,37 @@ TEST(CudaStreamTest, FollowsTheCurrentStream) {
       kSlow);
 }
 
+// Issued under one stream, waited for under another, and let go of: nobody gets the memory while NCCL
+// works on it.
+TEST(CudaStreamTest, IssuedOnOneStreamWaitedForOnAnother) {
+  on_gpus(
+      {{"dp", 2}},
+      [](const MeshPtr& mesh) {
+        const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+        const c10::Stream side = cuda.getNewStream(cuda.getDevice());
+        for (int i = 0; i < 20; ++i) {
+          const at::Tensor whole = numbers({64, 4}).add(i);
+          std::optional<PendingTensor> pending;
+          {
+            const c10::StreamGuard on_side(side);
+            pending.emplace(redistribute_async(
+                distribute_tensor(whole.to(at::kCUDA), mesh, {Shard(0)}, {.source = std::nullopt}) +
+                    0,
+                Placements{Replicate()}));
+          }
+          const at::Tensor sum = pending->wait() + 1;
+          pending.reset();
+          {
+            const c10::StreamGuard on_side(side);
+            at::full({64, 4}, -7.0F, at::kCUDA);  // what was let go of
+            at::full({32, 4}, -7.0F, at::kCUDA);
+          }
+          expect_equal(sum, whole + 1, "from another stream");
+        }
+      },
+      kSlow);
+}
+
 // --- mistakes ------------------------------------------------------------------------------------
 
 TEST(CudaErrorTest, AnotherDevicesTensor) {
@@ -508,6 +548,16 @@ TEST(CudaErrorTest, NoNumbersOfABrokenGroup) {
     EXPECT_EQ(results[1].code(), absl::StatusCode::kDataLoss);
     EXPECT_FALSE(results[0].ok());
   }
+}
+
+// What one rank has refused by itself is told once, and the group goes on.
+TEST(CudaErrorTest, OneThatWasCaught) {
+  on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor elsewhere = at::ones({4}, at::Device(at::kCUDA, 5));
+    EXPECT_THROW(redistribute(from_local(elsewhere, mesh, {Shard(0)}, {{8}}), {Replicate()}),
+                 Error);
+    EXPECT_EQ(ones({4}, mesh, {Shard(0)}, at::kCUDA).sum().item<float>(), 4);
+  });
 }
 
 // One rank gives up in the middle of a step, with operations under way: every rank hears so.

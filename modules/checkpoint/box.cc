@@ -8,6 +8,8 @@
 namespace shardweave {
 
 int64_t Box::numel() const {
+  // A product that is 0 in the end may be too large before.
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   int64_t result = 1;
   for (const int64_t size : shape) result *= size;
   return result;
@@ -39,8 +41,9 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
 
 bool contains(const Box& outer, const Box& inner) {
   for (size_t d = 0; d < outer.shape.size(); ++d) {
-    if (inner.offset[d] < outer.offset[d] ||
-        inner.offset[d] + inner.shape[d] > outer.offset[d] + outer.shape[d]) {
+    // Of what somebody has written into a file: where it ends may be no number.
+    const int64_t before = inner.offset[d] - outer.offset[d];
+    if (before < 0 || before > outer.shape[d] || inner.shape[d] > outer.shape[d] - before) {
       return false;
     }
   }

@@ -33,6 +33,7 @@ struct Box {
 Box whole_box(absl::Span<const int64_t> shape);
 // Nothing if they have no element in common, as when one is empty. Of numbers: the number.
 std::optional<Box> intersect(const Box& a, const Box& b);
+// Of any inner box with numbers that are 0 or more, as files have it.
 bool contains(const Box& outer, const Box& inner);
 // Which two of the boxes, of equally many dimensions and none empty, have an element in common; nothing if there are
 // none.

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "ATen/ops/_neg_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/modules/checkpoint/safetensors.h"
@@ -524,6 +525,39 @@ TEST(CheckpointTest, AnotherStateIsOneErrorThatNamesAllOfIt) {
     EXPECT_EQ(half.sum().item<double>(), 0);
     EXPECT_EQ(full_tensor(here).sum().item<double>(), 24);
     EXPECT_EQ(loaded.values.at("epoch"), "1");
+  });
+}
+
+TEST(CheckpointTest, WhatIsNegatedIsSavedAsItIs) {
+  const std::string directory = new_directory("negated");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    state.add_tensor("n", at::_neg_view(at::arange(3, at::kFloat)));
+    save_checkpoint(directory, 1, state, mesh);
+    StateDict again;
+    const at::Tensor n = at::zeros({3});
+    again.add_tensor("n", n);
+    load_checkpoint(directory, again, mesh);
+    EXPECT_TRUE(at::equal(n, -at::arange(3, at::kFloat)));
+  });
+}
+
+TEST(CheckpointTest, APartialIsNotLoaded) {
+  const std::string directory = new_directory("partial");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    state.add_tensor("g", at::ones({2}));
+    save_checkpoint(directory, 1, state, mesh);
+    StateDict partial;
+    partial.add_tensor("g", from_local(at::ones({2}), mesh, {Partial()}));
+    try {
+      load_checkpoint(directory, partial, mesh);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(error.status().message()),
+                  HasSubstr("'g' lies [P(sum)]: a Partial is no value"));
+    }
   });
 }
 

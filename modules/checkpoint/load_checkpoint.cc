@@ -68,6 +68,11 @@ std::vector<Target> targets_of(const StateDict& state) {
   return targets;
 }
 
+// Each of its summands would become all of the value.
+bool is_partial(const at::Tensor& tensor) {
+  return tensor.defined() && is_dtensor(tensor) && meta_of(tensor).spec->layout.has_partial();
+}
+
 const SavedTensor* find_saved(const Manifest& manifest, const std::string& name,
                               std::string* found) {
   auto it = manifest.tensors.find(name);
@@ -368,6 +373,11 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
     targets = targets_of(state);
     std::vector<uint64_t> sums;
     for (const Target& target : targets) {
+      if (is_partial(target.like)) {
+        check(absl::InvalidArgumentError(
+            str_cat("'", target.name, "' lies ", meta_of(target.like).spec->layout.to_string(),
+                    ": a Partial is no value; redistribute it to Replicate or Shard first")));
+      }
       uint64_t sum = checksum(static_cast<uint64_t>(target.dtype), target.name);
       if (target.like.defined()) sum = checksum(sum, absl::StrJoin(target.like.sizes(), ","));
       sums.push_back(sum);
@@ -418,7 +428,6 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
                 timeout));
   }
   Reader reader(result.path, *manifest, fs);
-  Prepared prepared;
   const absl::Status read = status_of([&] {
     for (Target& target : targets) {
       if (target.saved == nullptr) continue;
@@ -426,10 +435,16 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
       if (status.ok()) status = check_number(target);
       if (!status.ok()) return status;
     }
-    prepared = prepare(state, targets);
     return absl::OkStatus();
   });
   check(agree(comm, read, timeout));
+  // Only now, for it may be collective.
+  Prepared prepared;
+  check(agree(comm, status_of([&] {
+                prepared = prepare(state, targets);
+                return absl::OkStatus();
+              }),
+              timeout));
   apply(state, *manifest, prepared);
   result.values = manifest->values;
   result.bytes_read = reader.bytes_read();

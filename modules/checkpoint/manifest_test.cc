@@ -51,6 +51,19 @@ TEST(BoxTest, LocalBoxesAreWhatRanksHold) {
   }
 }
 
+TEST(BoxTest, ContainsNothingThatEndsNowhere) {
+  const Box whole = whole_box(Dims{4, 3});
+  EXPECT_TRUE(contains(whole, {{1, 0}, {3, 3}}));
+  EXPECT_TRUE(contains(whole, {{4, 0}, {0, 3}}));
+  EXPECT_FALSE(contains(whole, {{5, 0}, {0, 3}}));
+  EXPECT_FALSE(contains(whole, {{1, 0}, {4, 3}}));
+  EXPECT_FALSE(contains(whole, {{INT64_MAX, 0}, {2, 3}}));
+  EXPECT_FALSE(contains(whole, {{INT64_MAX, 0}, {INT64_MAX, 3}}));
+  EXPECT_FALSE(contains(whole, {{1, 0}, {INT64_MAX, 3}}));
+  const int64_t huge = int64_t{1} << 62;
+  EXPECT_EQ((Box{{0, 0, 0}, {huge, huge, 0}}.numel()), 0);
+}
+
 TEST(SavePlanTest, EveryElementIsWrittenOnceByOneThatHasIt) {
   std::mt19937 random(7);
   const std::vector<Dims> meshes = {{1}, {3}, {2, 2}, {2, 3}, {2, 2, 2}};

@@ -1,5 +1,6 @@
 #include "shardweave/modules/checkpoint/pickle.h"
 
+#include <algorithm>
 #include <bit>
 #include <unordered_map>
 
@@ -19,7 +20,7 @@ const PickleValue* PickleValue::entry(std::string_view key) const {
   const bool has_state = kind == Kind::kObject && state != nullptr && state->kind == Kind::kDict;
   const auto& among = has_state ? state->entries : entries;
   // No class has more attributes, and a long dict that is looked through again and again takes forever.
-  for (size_t i = 0; i < among.size() && i < 64; ++i) {
+  for (size_t i = std::min<size_t>(among.size(), 64); i-- > 0;) {
     const auto& [name, value] = among[i];
     if (name->kind == Kind::kText && name->text == key) return value;
   }
@@ -158,6 +159,7 @@ class PickleReader {
     return true;
   }
   bool append(PickleValue* list, const std::vector<PickleValue*>& items) {
+    if (list->kind == Kind::kObject) return true;
     if (list->kind != Kind::kList) return fail("appends to no list");
     list->items.insert(list->items.end(), items.begin(), items.end());
     used_ += items.size() * sizeof(void*);
@@ -199,7 +201,11 @@ class PickleReader {
       case '(':  // MARK
         marks_.push_back(stack_.size());
         return true;
-      case '0':  // POP
+      case '0':  // POP, of a mark as well
+        if (!marks_.empty() && marks_.back() == stack_.size()) {
+          marks_.pop_back();
+          return true;
+        }
         return pop(&a);
       case '1':  // POP_MARK
         return pop_to_mark(&values);
@@ -218,7 +224,9 @@ class PickleReader {
       case 'M':  // BININT2
         return take_number(2, &number) && push_int(static_cast<int64_t>(number));
       case 0x8a:  // LONG1
-        return push_long();
+        return push_long(1);
+      case 0x8b:  // LONG4
+        return push_long(4);
       case 'G':  // BINFLOAT, big-endian
         if (!take_number(8, &number)) return false;
         a = make(Kind::kFloat);
@@ -234,6 +242,7 @@ class PickleReader {
         return push_text(4);
       case 0x8d:  // BINUNICODE8
       case 0x8e:  // BINBYTES8
+      case 0x96:  // BYTEARRAY8
         return push_text(8);
       case ']':   // EMPTY_LIST
       case ')':   // EMPTY_TUPLE
@@ -287,6 +296,7 @@ class PickleReader {
       case 'b':  // BUILD
         if (!pop(&a) || !top(&b)) return false;
         if (b->kind != Kind::kObject) return fail("gives attributes to no object");
+        if (b->state != nullptr) return fail("gives an object attributes twice");
         b->state = a;
         return true;
       case 'Q':  // BINPERSID
@@ -299,16 +309,29 @@ class PickleReader {
     }
   }
 
-  bool push_long() {
+  bool push_long(size_t length_bytes) {
     uint64_t length = 0, number = 0;
-    if (!take_number(1, &length)) return false;
-    if (length > 8) return fail("has a number of more than 64 bits");
+    if (!take_number(length_bytes, &length)) return false;
+    if (length > 8) return push_longer(length);
     if (!take_number(static_cast<size_t>(length), &number)) return false;
     // The highest bit is the sign.
     if (length > 0 && length < 8 && (number >> (8 * length - 1)) != 0) {
       number |= ~uint64_t{0} << (8 * length);
     }
     return push_int(static_cast<int64_t>(number));
+  }
+
+  bool push_longer(uint64_t length) {
+    std::string_view raw;
+    if (!take(length, &raw)) return false;
+    const bool is_negative = (static_cast<uint8_t>(raw.back()) & 0x80) != 0;
+    PickleValue* value = make(Kind::kFloat);
+    for (size_t i = raw.size(); i-- > 0;) {
+      const auto byte = static_cast<uint8_t>(raw[i]);
+      value->real = value->real * 256 + (is_negative ? 255 - byte : byte);
+    }
+    if (is_negative) value->real = -1 - value->real;
+    return push(value);
   }
 
   const std::string_view bytes_;

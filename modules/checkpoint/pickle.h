@@ -7,7 +7,8 @@
 // that has attributes, which what state_dict() gives is ("Expected GenericDict but got None"); refuses protocols other
 // than 2, where DCP's metadata has 4; and reads all tensors, where a rank wants its parts.
 // What Python would call (a class, a function) is a name and its arguments here, which whoever reads the tree knows
-// or refuses. A tree may have cycles, and a value many places in it: who walks it counts.
+// or refuses. A tree may have cycles, and a value many places in it: who walks it counts. Whole numbers of more than
+// 64 bits (seeds) are floats, about as large; what is appended to an object (a deque) is dropped.
 #pragma once
 
 #include <cstdint>
@@ -45,12 +46,15 @@ struct PickleValue {
   const PickleValue* state = nullptr;  // an object's attributes
 
   bool is_call_of(std::string_view name) const;
-  // By a key that is a text, among the first 64; of an object its attribute.
+  // By a key that is a text, among the first 64, of two the later, as in Python; of an object its attribute.
   const PickleValue* entry(std::string_view key) const;
 };
 
 class Pickle {
  public:
+  Pickle(Pickle&&) = default;
+  Pickle& operator=(Pickle&&) = default;
+
   // InvalidArgument: no pickle, cut short, with what is not known here, or a tree that needs more memory. Says at
   // which byte the instruction is.
   static absl::StatusOr<Pickle> parse(std::string_view bytes, size_t most_memory = size_t{2} << 30);
@@ -59,6 +63,8 @@ class Pickle {
 
  private:
   friend class PickleReader;
+  Pickle() = default;
+
   std::deque<PickleValue> values_;
   const PickleValue* value_ = nullptr;
 };

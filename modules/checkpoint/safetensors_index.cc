@@ -1,5 +1,6 @@
 #include "shardweave/modules/checkpoint/safetensors_index.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "shardweave/comm/str_cat.h"
@@ -11,6 +12,7 @@ namespace {
 using namespace checkpoint_internal;
 
 constexpr char kIndexName[] = "model.safetensors.index.json";
+constexpr char kOneFileName[] = "model.safetensors";
 constexpr int64_t kMostIndexBytes = 100'000'000;
 
 // The name of the file in the folder that has a model; or which there are.
@@ -25,6 +27,8 @@ absl::StatusOr<std::string> model_in(FileSystem& fs, const std::string& folder) 
     }
   }
   if (found.size() == 1) return found[0];
+  // Beside which others may lie: "consolidated.safetensors", of another tool.
+  if (std::find(found.begin(), found.end(), kOneFileName) != found.end()) return kOneFileName;
   return absl::NotFoundError(str_cat("'", folder, "' has neither ", kIndexName,
                                      " nor one *.safetensors file, but ", found.size()));
 }

@@ -4,7 +4,7 @@
 //   for (const std::string& name : (*model)->names()) ...
 //   auto place = (*model)->find("lm_head.weight");       // StatusOr: its file and its StoredTensor
 //
-// Of a folder: model.safetensors.index.json, or else its one *.safetensors file. Files are opened when
+// Of a folder: model.safetensors.index.json, or else its one *.safetensors file, or of several model.safetensors. Files are opened when
 // a tensor of theirs is looked for. Threads: used by one at a time; the files it gives by any.
 #pragma once
 

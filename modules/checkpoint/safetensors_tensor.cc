@@ -131,7 +131,8 @@ void write_safetensors(const std::string& path,
     if (!status.ok()) throw Error("write_safetensors", status);
   };
   for (const StoredTensor& info : (*writer)->tensors()) {
-    const at::Tensor bytes = by_name.at(info.name)->to(at::kCPU).contiguous();
+    // What LibTorch has put off to negate is negated now.
+    const at::Tensor bytes = by_name.at(info.name)->to(at::kCPU).resolve_neg().contiguous();
     check((*writer)->append(bytes.const_data_ptr(), info.end - info.begin));
   }
   check((*writer)->finish());

@@ -153,6 +153,8 @@ TEST_F(SafetensorsTest, RefusesWhatIsNotWell) {
       {R"({"w":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,8]}})", 8, "shape"},
       {R"({"w":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,0]}})", 0,
        "more than 2^63"},
+      {R"({"w":{"dtype":"F32","shape":[4294967296,4294967296,0],"data_offsets":[0,0]}})", 0,
+       "more than 2^63"},
       {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4, "wanted 8 bytes"},
       {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8, "begins and ends"},
       {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8,9]}})", 8, "begins and ends"},
@@ -166,6 +168,8 @@ TEST_F(SafetensorsTest, RefusesWhatIsNotWell) {
       {R"({"__metadata__":{"a":1}})", 0, "\"__metadata__\", \"a\": wanted a text"},
       {R"({"__metadata__":[]})", 0, "wanted an object of texts"},
       {"{\"w\":" + std::string(100, '[') + std::string(100, ']') + "}", 0, "deeper than 64"},
+      // It ends there: what is behind is not read, and so is not missing.
+      {"{\"w\":" + std::string(100, '['), 0, "deeper than 64"},
   };
   for (const Case& c : cases) {
     const auto opened = SafetensorsFile::open(file(c.header, c.data));
@@ -252,6 +256,9 @@ TEST_F(SafetensorsTest, FollowsAnIndex) {
   EXPECT_EQ((*SafetensorsIndex::open(folder_))->names(), std::vector<std::string>{"a"});
   write("model-2.safetensors", "b");
   EXPECT_EQ(SafetensorsIndex::open(folder_).status().code(), absl::StatusCode::kNotFound);
+  // Of several the one of this name; an index comes before it.
+  write("model.safetensors", "m");
+  EXPECT_EQ((*SafetensorsIndex::open(folder_))->names(), std::vector<std::string>{"m"});
   auto model = index(R"({"metadata": {"total_size": 2}, "weight_map":
       {"b": "model-2.safetensors", "a": "model-1.safetensors", "c": "model-1.safetensors",
        "d": "model-3.safetensors"}})");

@@ -102,7 +102,7 @@ at::Tensor copy_of(const at::Tensor& part, const std::shared_ptr<StagingMemory>&
 
 std::shared_ptr<const void> bytes_in(const at::Tensor& part) {
   const c10::AutoGradMode no_grad(false);
-  auto owner = std::make_shared<at::Tensor>(part.to(at::kCPU).contiguous());
+  auto owner = std::make_shared<at::Tensor>(part.to(at::kCPU).resolve_neg().contiguous());
   return {owner, owner->const_data_ptr()};
 }
 
@@ -173,7 +173,9 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
   // Parts are asked for on all ranks alike, whoever writes them.
   std::vector<at::Tensor> locals;
   for (const StateTensor& one : tensors) locals.push_back(part_to_read(one.tensor, "checkpoint"));
-  throw_if_error(context.on_device.wait());
+  for (const StateTensor& one : tensors) {
+    if (is_dtensor(one.tensor)) throw_if_error(meta_of(one.tensor).context->on_device.wait());
+  }
   const Coordinate& at = context.coordinate();
   size_t known = request.tensors.size();  // whose boxes `held` has
   std::vector<LocalBox> held;

@@ -7,31 +7,37 @@
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::checkpoint_internal {
+namespace {
+
+// Ends a reading: what is behind it would be kept, whatever is said of it.
+struct TooDeep {};
+
+}  // namespace
 
 absl::StatusOr<Json> parse_strict(std::string_view text) {
   constexpr size_t kMostNested = 64;
   std::vector<std::set<std::string>> keys;  // of the objects around; of a list none
   std::string twice;
   bool is_twice = false;
-  bool too_deep = false;
   const auto note = [&](int /*depth*/, Json::parse_event_t event, Json& parsed) {
     using Event = Json::parse_event_t;
     if (event == Event::object_start || event == Event::array_start) keys.emplace_back();
     if (event == Event::object_end || event == Event::array_end) keys.pop_back();
-    too_deep |= keys.size() > kMostNested;
+    if (keys.size() > kMostNested) throw TooDeep();
     if (event == Event::key && !is_twice && !keys.back().insert(parsed.get<std::string>()).second) {
       twice = parsed.get<std::string>();
       is_twice = true;
     }
-    return !too_deep;
+    return true;
   };
   Json json;
   try {
     json = Json::parse(text.begin(), text.end(), note);
   } catch (const Json::exception& error) {
     return absl::InvalidArgumentError(str_cat("no JSON: ", std::string_view(error.what())));
+  } catch (const TooDeep&) {
+    return absl::InvalidArgumentError("JSON is nested deeper than 64 times");
   }
-  if (too_deep) return absl::InvalidArgumentError("JSON is nested deeper than 64 times");
   if (is_twice) return absl::InvalidArgumentError(str_cat("the key \"", twice, "\" stands twice"));
   return json;
 }
@@ -65,13 +71,13 @@ std::optional<Dims> as_sizes(const Json& json) {
 
 std::optional<int64_t> bytes_of(absl::Span<const int64_t> shape, int64_t element_size) {
   int64_t bytes = element_size;
+  bool is_empty = false;
   for (const int64_t size : shape) {
-    if (size == 0) return 0;
+    is_empty = is_empty || size == 0;
+    // The strides of an empty tensor are numbers, too.
+    if (size > 0 && __builtin_mul_overflow(bytes, size, &bytes)) return std::nullopt;
   }
-  for (const int64_t size : shape) {
-    if (__builtin_mul_overflow(bytes, size, &bytes)) return std::nullopt;
-  }
-  return bytes;
+  return is_empty ? 0 : bytes;
 }
 
 absl::Status check_keys(const JsonPath& path, const Json& object,

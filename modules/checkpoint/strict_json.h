@@ -29,7 +29,7 @@ absl::Status unexpected(const JsonPath& path, std::string_view wanted, const Jso
 std::optional<int64_t> as_size(const Json& json);
 // A list of those.
 std::optional<Dims> as_sizes(const Json& json);
-// numel times `element_size`, unless that is more than 2^63 - 1.
+// numel times `element_size`, unless that is more than 2^63 - 1, or would be without the dimensions of size 0.
 std::optional<int64_t> bytes_of(absl::Span<const int64_t> shape, int64_t element_size);
 // Only these keys are there, and all of them.
 absl::Status check_keys(const JsonPath& path, const Json& object,

@@ -3,8 +3,9 @@
 //   auto sources = weight_sources("pytorch_model.bin");        // StatusOr; or run/dcp/, llama/
 //   (*sources)[0].name;                                        // "model.layers.0.mlp.up_proj.weight"
 //
-// Weights only: what is no dense, contiguous tensor is passed over if it is a number or text, and an error if it is
-// a tensor. No code of the file is run. Nothing is read but what tells where tensors are.
+// Weights only: what is no dense tensor is passed over if it is a number or text, and an error if it is a tensor.
+// Tensors may lie in their storages with any offset and strides; of one that is not contiguous, gaps of up to a page
+// are read with it. No code of the file is run. Nothing is read but what tells where tensors are.
 #pragma once
 
 #include <memory>
@@ -18,8 +19,8 @@
 namespace shardweave {
 
 // Of a file by torch.save: a dict of tensors, or of such dicts, whose names get dots between them. InvalidArgument
-// for a file that is none, or damaged; Unimplemented for tensors that are not dense and contiguous, and for files of
-// before PyTorch 1.6.
+// for a file that is none, or damaged; Unimplemented for tensors that are not dense, of dtypes that are not here, or
+// expanded, for archives that are compressed, and for files of before PyTorch 1.6.
 absl::StatusOr<std::vector<TensorSource>> torch_save_sources(
     const std::string& path, const std::shared_ptr<FileSystem>& fs = nullptr);
 
@@ -27,8 +28,8 @@ absl::StatusOr<std::vector<TensorSource>> torch_save_sources(
 absl::StatusOr<std::vector<TensorSource>> dcp_sources(
     const std::string& directory, const std::shared_ptr<FileSystem>& fs = nullptr);
 
-// Whichever it is: *.pt, *.pth or *.bin of torch.save, a directory with .metadata, else safetensors
-// (safetensors_sources()) or, in a directory without those, pytorch_model.bin.
+// Whichever it is: *.pt, *.pth or *.bin of torch.save, an index of several (*.bin.index.json), a directory with
+// .metadata, else safetensors (safetensors_sources()) or, in a directory without those, pytorch_model.bin or its index.
 absl::StatusOr<std::vector<TensorSource>> weight_sources(
     const std::string& path, const std::shared_ptr<FileSystem>& fs = nullptr);
 

@@ -1,14 +1,19 @@
 // Directories that transformers has written (references/), into models on meshes and back: the logits are
 // those that transformers computed, and what is written is what was read, byte for byte.
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,6 +30,7 @@
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/hugging_face/pretrained.h"
 #include "shardweave/modules/nn/registry.h"
+#include "torch/nn/module.h"
 
 namespace shardweave {
 namespace {
@@ -200,6 +206,152 @@ TEST(HuggingFaceTest, WhatDoesNotFitIsOneErrorAndChangesNothing) {
   });
 }
 
+// The disk, where one folder is another, and something may happen before a rename.
+class OtherDisk final : public FileSystem {
+ public:
+  OtherDisk(std::string from, std::string to, std::function<void()> before_rename = {})
+      : from_(std::move(from)), to_(std::move(to)), before_rename_(std::move(before_rename)) {}
+  absl::Status create_directory(const std::string& path) override {
+    return disk_->create_directory(of(path));
+  }
+  absl::StatusOr<std::unique_ptr<WritableFile>> create(const std::string& path) override {
+    return disk_->create(of(path));
+  }
+  absl::StatusOr<std::unique_ptr<ReadableFile>> open(const std::string& path,
+                                                     Symlinks symlinks) override {
+    return disk_->open(of(path), symlinks);
+  }
+  absl::Status sync_directory(const std::string& path) override {
+    return disk_->sync_directory(of(path));
+  }
+  absl::Status rename(const std::string& from, const std::string& to) override {
+    if (before_rename_ != nullptr) before_rename_();
+    return disk_->rename(of(from), of(to));
+  }
+  absl::StatusOr<std::vector<DirectoryEntry>> list(const std::string& path) override {
+    return disk_->list(of(path));
+  }
+  absl::Status remove_file(const std::string& path) override {
+    return disk_->remove_file(of(path));
+  }
+  absl::Status remove_directory(const std::string& path) override {
+    return disk_->remove_directory(of(path));
+  }
+  absl::StatusOr<std::unique_ptr<FileLock>> lock(const std::string& path,
+                                                 const std::string& holder) override {
+    return disk_->lock(of(path), holder);
+  }
+
+ private:
+  std::string of(const std::string& path) const {
+    return path.starts_with(from_) ? to_ + path.substr(from_.size()) : path;
+  }
+  const std::shared_ptr<FileSystem> disk_ = posix_file_system();
+  const std::string from_, to_;
+  const std::function<void()> before_rename_;
+};
+
+struct Buffers final : torch::nn::Module {
+  explicit Buffers(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+    for (const auto& [name, tensor] : tensors) register_buffer(name, tensor);
+  }
+};
+
+absl::Status status_of_load(const std::string& path, torch::nn::Module& module, const MeshPtr& mesh,
+                            const LoadPretrainedOptions& options = {}) {
+  try {
+    load_pretrained(path, module, mesh, options);
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return absl::OkStatus();
+}
+
+// Each has a directory of its own under that path; what they find in it is not the same.
+TEST(HuggingFaceTest, RanksThatFindOtherFilesAreAllTold) {
+  std::map<std::string, at::Tensor> tensors = all_of(reference("gpt2"));
+  const std::string one = variant("found", "gpt2", tensors);
+  std::map<std::string, at::Tensor> less = tensors, more = tensors;
+  less.erase("transformer.ln_f.weight");
+  more["extra"] = at::ones({2});
+  std::map<std::string, at::Tensor> other = tensors;
+  other["transformer.ln_f.weight"] = other["transformer.ln_f.weight"].to(at::kBFloat16);
+  for (const auto& [name, change, words] :
+       {std::tuple("less", less, "has of 'transformer.ln_f.weight' is not the same on ranks 0"),
+        {"other", other, "has of 'transformer.ln_f.weight' is not the same on ranks 0"},
+        {"more", more, "has beside the module's is not the same on ranks 0 and 1"}}) {
+    SCOPED_TRACE(name);
+    const std::string two = variant(std::string("elsewhere_") + name, "gpt2", change);
+    on_mesh({{"dp", 2}}, [&, words = words](const MeshPtr& mesh) {
+      const nn::Model model = made(config_of("gpt2"), mesh, false, false);
+      LoadPretrainedOptions options = {.allow_missing = true, .allow_unexpected = true};
+      if (mesh->rank().value == 1) options.file_system = std::make_shared<OtherDisk>(one, two);
+      const at::NoGradGuard no_grad;
+      const at::Tensor bias = model.module->named_parameters()["transformer.ln_f.bias"];
+      const at::Tensor before = full_tensor(bias).clone();
+      const absl::Status status = status_of_load(one, *model.module, mesh, options);
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+      EXPECT_TRUE(at::equal(full_tensor(bias), before));
+    });
+  }
+}
+
+TEST(HuggingFaceTest, WhatOneRankCannotTakeNoRankGets) {
+  const std::string path = new_path("buffers") + ".safetensors";
+  std::filesystem::remove(path);
+  write_safetensors(path, {{"a", at::ones({4})}, {"b", at::ones({4})}, {"c", at::ones({4})}});
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const bool is_odd = mesh->rank().value == 1;
+    const auto told = [&](const at::Tensor& b, const at::Tensor& c, absl::StatusCode code,
+                          const std::string& words) {
+      const at::Tensor a = at::zeros({4});
+      Buffers module({{"a", a}, {"c", c}, {"b", b}});
+      const absl::Status status = status_of_load(path, module, mesh);
+      EXPECT_EQ(status.code(), code) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+      EXPECT_TRUE(at::equal(a, at::zeros({4}))) << words;
+    };
+    const at::Tensor zeros = at::zeros({4}), c = at::zeros({4});
+    using enum absl::StatusCode;
+    told(is_odd ? at::zeros({1}).expand({4}) : zeros, c, kFailedPrecondition,
+         "rank 1: 'b' has elements that share memory");
+    told(is_odd ? at::zeros({4}, at::TensorOptions(at::kMeta)) : zeros, c, kFailedPrecondition,
+         "rank 1: 'b' has no memory");
+    told(from_local(at::ones({4}), mesh, {Partial()}), c, kInvalidArgument,
+         "'b' lies [P(sum)]: a Partial is no value");
+    // Tied to one on a rank, and to another on the other.
+    const at::Tensor a = at::zeros({4});
+    Buffers tied({{"a", a}, {"c", c}, {"b", is_odd ? c : a}});
+    EXPECT_THAT(std::string(status_of_load(path, tied, mesh).message()),
+                HasSubstr("tensor 'a' is not the same on ranks 0 and 1"));
+    EXPECT_TRUE(at::equal(a, at::zeros({4})));
+  });
+}
+
+TEST(HuggingFaceTest, AConfigurationThatIsALinkToNothingIsAnError) {
+  const std::string path = variant("dangling", "gpt2", all_of(reference("gpt2")));
+  std::filesystem::remove(path + "/config.json");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const nn::Model model = made(config_of("gpt2"), mesh, false, false);
+    EXPECT_TRUE(status_of_load(path, *model.module, mesh).ok());
+  });
+  std::filesystem::create_symlink("nowhere", path + "/config.json");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const nn::Model model = made(config_of("gpt2"), mesh, false, false);
+    const absl::Status status = status_of_load(path, *model.module, mesh);
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("config.json"));
+  });
+}
+
+TEST(HuggingFaceTest, NegatedTensorsAreWrittenAsTheyAre) {
+  const std::string path = new_path("negated") + ".safetensors";
+  std::filesystem::remove(path);
+  write_safetensors(path, {{"n", at::_neg_view(at::arange(3, at::kFloat))}});
+  EXPECT_TRUE(at::equal(all_of(path).at("n"), -at::arange(3, at::kFloat)));
+}
+
 TEST(HuggingFaceTest, MissingAndUnexpectedMayBeAllowed) {
   std::map<std::string, at::Tensor> tensors = all_of(reference("vit"));
   tensors.erase("classifier.weight");
@@ -280,6 +432,81 @@ TEST(HuggingFaceTest, SavingRefusesAnotherModelAndADirectoryThatIsThere) {
     EXPECT_THAT(error_of(other, config_of("llama"), {}), HasSubstr("is not the same on ranks"));
     EXPECT_FALSE(std::filesystem::exists(there + "2"));
   });
+}
+
+TEST(HuggingFaceTest, SavingToldDifferentlyIsAnErrorOnAllRanks) {
+  const std::string path = new_path("told_differently");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const nn::Model model = made(config_of("llama"), mesh, false, false);
+    const auto status_of_save = [&](const ModelFilesOptions& options) {
+      try {
+        save_pretrained(path, *model.module, config_of("llama"), mesh, options);
+      } catch (const Error& error) {
+        return error.status();
+      }
+      return absl::OkStatus();
+    };
+    // config.json says float32 of both.
+    ModelFilesOptions options = {.max_file_bytes = 5000};
+    if (mesh->rank().value == 0) options.dtype = at::kFloat8_e4m3fn;
+    EXPECT_THAT(std::string(status_of_save(options).message()),
+                HasSubstr("is not the same on ranks 0 and 1"));
+    EXPECT_THAT(std::string(status_of_save({.dtype = at::kFloat8_e4m3fnuz}).message()),
+                HasSubstr("safetensors files have no Float8_e4m3fnuz"));
+  });
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(HuggingFaceTest, AnotherRunMayBeFaster) {
+  const std::string folder = new_path("faster");
+  std::filesystem::create_directories(folder);
+  const auto disk = std::make_shared<OtherDisk>("none", "none", [&] {
+    std::filesystem::create_directories(folder + "/model");
+    std::ofstream(folder + "/model/config.json") << "theirs";
+  });
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const nn::Model model = made(config_of("gpt2"), mesh, false, false);
+    try {
+      save_pretrained(folder + "/model", *model.module, config_of("gpt2"), mesh,
+                      {.file_system = disk});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kAlreadyExists) << error.status();
+    }
+  });
+  EXPECT_EQ(text_of(folder + "/model/config.json"), "theirs");
+  const std::filesystem::directory_iterator left(folder);
+  EXPECT_EQ(std::distance(begin(left), end(left)), 1);
+}
+
+TEST(ModelFilesTest, WhatCannotBeWrittenIsAStatus) {
+  const std::string folder = new_path("statuses");
+  std::filesystem::create_directories(folder);
+  const auto source = [](const std::string& name) {
+    return TensorSource{.name = name, .shape = {2}, .read = [](const Box&, const Box&, void* out) {
+                          std::fill_n(static_cast<float*>(out), 2, 1.F);
+                          return absl::OkStatus();
+                        }};
+  };
+  const auto status = [&](const std::vector<TensorSource>& sources,
+                          const ModelFilesOptions& options) {
+    return write_model_files(folder + "/model", config_of("mixtral"), sources, options);
+  };
+  const TensorSource ours = source("model.layers.0.mlp.gate.weight"),
+                     theirs = source("model.layers.0.block_sparse_moe.gate.weight");
+  const absl::Status twice = status({ours, theirs}, {.max_file_bytes = 1});
+  EXPECT_EQ(twice.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(twice.message()), HasSubstr("two tensors would be called"));
+  EXPECT_EQ(status({ours}, {.dtype = at::kFloat8_e4m3fnuz}).code(),
+            absl::StatusCode::kInvalidArgument);
+  TensorSource throws = ours;
+  throws.read = [](const Box&, const Box&, void*) -> absl::Status {
+    throw std::runtime_error("no way");
+  };
+  EXPECT_THAT(std::string(status({throws}, {}).message()), HasSubstr("no way"));
+  EXPECT_FALSE(status({source("\xff")}, {.max_file_bytes = 1}).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  EXPECT_TRUE(status({ours}, {}).ok());
 }
 
 // Whatever operation fails, the directory is not there, all ranks hear of it, and nothing is left.
@@ -394,6 +621,30 @@ TEST(ModelConfigTest, WhatWouldChangeNumbersIsAnError) {
   }
   const std::string odd = with("llama", "residual_multiplier", 0.5);
   EXPECT_TRUE(check_model_config(odd, {.allow_unknown = true}).ok());
+}
+
+TEST(ModelConfigTest, WhatIsTooMuchIsAnError) {
+  const auto message = [](const std::string& text) {
+    return std::string(check_model_config(text).message());
+  };
+  EXPECT_THAT(message("{\"a\": " + std::string(200, '[')),
+              HasSubstr("nested deeper than 100 times"));
+  // Each key is noted with those around it: 300 MB of 4.
+  std::string around, keys;
+  for (int i = 0; i < 90; ++i) around += "{\"" + std::string(40'000, 'k') + "\": ";
+  for (int i = 0; i < 80; ++i) keys += "\"" + std::to_string(i) + "\": 0, ";
+  EXPECT_THAT(message(around + "{" + keys + "\"end\": 0}" + std::string(90, '}')),
+              HasSubstr("has too many keys, or too long ones"));
+  // Sizes that LibTorch cannot have.
+  Json config = Json::parse(config_of("llama"));
+  config["num_hidden_layers"] = 1'000'000;
+  EXPECT_THAT(message(config.dump()), HasSubstr("is 1000000; wanted at most 100000"));
+  config["num_hidden_layers"] = 2;
+  config["vocab_size"] = int64_t{1} << 60;
+  EXPECT_THAT(message(config.dump()),
+              HasSubstr("\"vocab_size\": is 1152921504606846976; wanted at most 1000000000"));
+  const auto tensors = tensors_of_config(config.dump());
+  EXPECT_EQ(tensors.status().code(), absl::StatusCode::kInvalidArgument) << tensors.status();
 }
 
 TEST(NamesTest, PartsCoverTheTensor) {

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "ATen/MemoryOverlap.h"
 #include "ATen/core/Tensor.h"
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_join.h"
@@ -101,6 +102,14 @@ absl::Status match(const std::string& path, std::string_view kind,
       str_cat("'", path, "' is of another model: ", wrong.to_string()));
 }
 
+// That of a directory without one; a link to nothing is no such.
+bool has_no_config(FileSystem& fs, const std::string& directory) {
+  const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(directory);
+  if (!entries.ok()) return true;
+  return std::none_of(entries->begin(), entries->end(),
+                      [](const DirectoryEntry& entry) { return entry.name == kConfigName; });
+}
+
 // Local: what this rank cannot load into, else what all ranks have to have alike.
 std::vector<uint64_t> sums_of(const std::vector<ModelTensor>& tensors, const std::string& path,
                               std::string_view config, const LoadPretrainedOptions& options) {
@@ -110,12 +119,58 @@ std::vector<uint64_t> sums_of(const std::vector<ModelTensor>& tensors, const std
       throw Error(kLoad, absl::FailedPreconditionError(str_cat(
                              "'", one.name, "' has no values yet; call materialize() before")));
     }
+    if (is_dtensor(one.tensor) && meta_of(one.tensor).spec->layout.has_partial()) {
+      throw Error(kLoad, absl::InvalidArgumentError(str_cat(
+                             "'", one.name, "' lies ", meta_of(one.tensor).spec->layout.to_string(),
+                             ": a Partial is no value; redistribute it to Replicate or Shard")));
+    }
     uint64_t sum = checksum(static_cast<uint64_t>(one.tensor.scalar_type()), one.name);
+    sum = checksum(sum, absl::StrJoin(one.aliases, ","));
     sums.push_back(checksum(sum, absl::StrJoin(one.tensor.sizes(), ",")));
   }
-  const uint64_t flags = uint64_t{options.allow_missing} | uint64_t{options.allow_unexpected} << 1;
+  const uint64_t flags = uint64_t{options.allow_missing} | uint64_t{options.allow_unexpected} << 1 |
+                         uint64_t{options.config.allow_unknown} << 2;
   sums.push_back(checksum(checksum(flags, path), config));
   return sums;
+}
+
+// What this rank has found for each, and in the end what it passes over: not the values.
+std::vector<uint64_t> sums_of(const std::vector<ModelTensor>& tensors, const FileMatch& matched) {
+  std::vector<uint64_t> sums;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::optional<TensorSource>& found = matched.found[i];
+    sums.push_back(
+        checksum(found.has_value() ? 1 + static_cast<uint64_t>(found->dtype) : 0, tensors[i].name));
+  }
+  sums.push_back(checksum(0, absl::StrJoin(matched.unexpected, "\n")));
+  return sums;
+}
+
+// A tensor of the module, and what becomes its value: of its dtype.
+struct Prepared {
+  const ModelTensor* tensor;
+  at::Tensor part;
+  at::Tensor value;
+};
+
+// So that nothing but copying is left to do. May be collective, as part_to_write().
+absl::Status prepare(const std::vector<ModelTensor>& tensors, std::vector<at::Tensor>& staged,
+                     std::vector<Prepared>& prepared) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!staged[i].defined()) continue;
+    const at::Tensor part = part_to_write(tensors[i].tensor, kLoad).detach();
+    const auto refuse = [&](std::string_view what) {
+      return absl::FailedPreconditionError(str_cat("'", tensors[i].name, "' ", what));
+    };
+    if (part.is_meta()) return refuse("has no memory: it is on the meta device");
+    if (at::has_internal_overlap(part) == at::MemOverlap::Yes) {
+      return refuse("has elements that share memory (an expanded one)");
+    }
+    if (part.sizes() != staged[i].sizes()) return refuse("has a part of another shape");
+    prepared.push_back({&tensors[i], part, staged[i].to(part.scalar_type())});
+    staged[i].reset();
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -168,10 +223,15 @@ absl::StatusOr<std::string> read_pretrained_config(const std::string& directory,
 absl::StatusOr<std::vector<WantedTensor>> tensors_of_config(std::string_view config_json) {
   const absl::StatusOr<std::string> kind = model_kind(config_json);
   if (!kind.ok()) return kind.status();
-  const absl::StatusOr<nn::Model> model =
-      deferred_init([&] { return nn::make_model(*kind, config_json); });
-  if (!model.ok()) return model.status();
-  return wanted_of(tensors_of(*model->module, *kind));
+  try {
+    const absl::StatusOr<nn::Model> model =
+        deferred_init([&] { return nn::make_model(*kind, config_json); });
+    if (!model.ok()) return model.status();
+    return wanted_of(tensors_of(*model->module, *kind));
+  } catch (const std::exception& error) {
+    // Sizes that LibTorch cannot have.
+    return absl::InvalidArgumentError(str_cat("there is no such model: ", message_of(error)));
+  }
 }
 
 LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& module,
@@ -195,7 +255,7 @@ LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& mod
       [&]() -> absl::StatusOr<std::string> {
         if (is_file(path)) return std::string();
         absl::StatusOr<std::string> text = config_of(*fs, path, options.config);
-        if (absl::IsNotFound(text.status())) return std::string();
+        if (absl::IsNotFound(text.status()) && has_no_config(*fs, path)) return std::string();
         return text;
       },
       timeout);
@@ -233,6 +293,16 @@ LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& mod
   check(agree(comm,
               guarded([&] { return match(path, result.kind, tensors, options, fs, matched); }),
               timeout));
+  // They may have met two directories of one name, or one that is changing.
+  if (const std::optional<Difference> differs =
+          first_difference(*context, sums_of(tensors, matched), {.name = kLoad, .where = where})) {
+    const std::string which = differs->index < tensors.size()
+                                  ? str_cat("of '", tensors[differs->index].name, "'")
+                                  : std::string("beside the module's");
+    check(absl::FailedPreconditionError(str_cat(
+        "what '", path, "' has ", which, " is not the same on ranks ", differs->ranks[0], " and ",
+        differs->ranks[1], "; wanted one directory, shared by all ranks, that nobody writes to")));
+  }
   check(agree(comm, guarded([&] {
                 for (size_t i = 0; i < tensors.size(); ++i) {
                   if (!matched.found[i].has_value()) continue;
@@ -244,11 +314,21 @@ LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& mod
                 return absl::OkStatus();
               }),
               timeout));
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!staged[i].defined()) continue;
-    part_to_write(tensors[i].tensor, kLoad).detach().copy_(staged[i]);
-    part_written(tensors[i].tensor, kLoad);
-    staged[i].reset();
+  // After the reading, which may fail on one rank alone: others would wait for it in here.
+  std::vector<Prepared> prepared;
+  check(agree(comm, guarded([&] { return prepare(tensors, staged, prepared); }), timeout));
+  const absl::Status applied = agree(comm, guarded([&] {
+                                       for (Prepared& each : prepared) {
+                                         each.part.copy_(each.value);
+                                         part_written(each.tensor->tensor, kLoad);
+                                         each.value.reset();
+                                       }
+                                       return absl::OkStatus();
+                                     }),
+                                     timeout);
+  if (!applied.ok()) {
+    check(absl::Status(applied.code(), str_cat(std::string(applied.message()),
+                                               "; the module has new values in part")));
   }
   result.missing = std::move(matched.missing);
   result.unexpected = std::move(matched.unexpected);

@@ -32,8 +32,8 @@ struct ModelConfigRules {
   bool allow_unknown = false;  // keys that are in no table are passed over
 };
 
-// InvalidArgument, with line and key: what is said above, a kind of model that is not here, and what the kind's
-// from_json() refuses.
+// InvalidArgument, with line and key: what is said above, a kind of model that is not here, sizes of more than 10^9 and
+// more than 100,000 layers, and what the kind's from_json() refuses.
 absl::Status check_model_config(std::string_view text, const ModelConfigRules& rules = {});
 
 // "llama", "gpt2", "mixtral" or "vit". InvalidArgument for another, and for none.

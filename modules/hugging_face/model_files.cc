@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "ATen/ops/empty.h"
@@ -11,6 +12,7 @@
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/modules/checkpoint/agree.h"
 #include "shardweave/modules/checkpoint/checkpoint_directory.h"
 #include "shardweave/modules/checkpoint/safetensors_tensor.h"
 #include "shardweave/modules/hugging_face/model_config.h"
@@ -112,6 +114,20 @@ absl::Status check_options(const ModelFilesOptions& options) {
     return absl::InvalidArgumentError(str_cat("dtype is ", c10::toString(*options.dtype),
                                               "; wanted one of floating-point numbers"));
   }
+  if (!options.dtype.has_value()) return absl::OkStatus();
+  return checkpoint_internal::status_of([&] {
+    (void)safetensors_dtype_of(*options.dtype);  // there are more of 8 bits and less
+    return absl::OkStatus();
+  });
+}
+
+absl::Status check_names(const std::vector<StoredTensor>& tensors) {
+  std::set<std::string_view> names;
+  for (const StoredTensor& tensor : tensors) {
+    if (names.insert(tensor.name).second) continue;
+    return absl::InvalidArgumentError(
+        str_cat("two tensors would be called \"", tensor.name, "\" in the files"));
+  }
   return absl::OkStatus();
 }
 
@@ -206,11 +222,22 @@ absl::Status publish_directory(FileSystem& fs, const std::string& temporary,
   const auto write = [&](const char* file, const std::string& text) {
     return checkpoint_internal::write_file(fs, join_path(temporary, file), text);
   };
-  absl::Status status;
-  if (!config_json.empty()) status = write(kConfigName, config_json);
-  if (status.ok() && files.names.size() > 1) status = write(kIndexName, index_json(tensors, files));
+  absl::Status status = checkpoint_internal::status_of([&] {
+    absl::Status written;
+    if (!config_json.empty()) written = write(kConfigName, config_json);
+    if (written.ok() && files.names.size() > 1) {
+      written = write(kIndexName, index_json(tensors, files));
+    }
+    return written;
+  });
   if (status.ok()) status = fs.sync_directory(temporary);
-  if (status.ok()) status = fs.rename(temporary, join_path(parent, name));
+  if (status.ok()) {
+    status = fs.rename(temporary, join_path(parent, name));
+    // Over another run's that has been faster.
+    if (absl::IsFailedPrecondition(status)) {
+      status = absl::AlreadyExistsError(std::string(status.message()));
+    }
+  }
   if (status.ok()) return fs.sync_directory(parent);
   (void)remove_all(fs, temporary);
   return status;
@@ -235,6 +262,8 @@ absl::Status write_model_files(const std::string& directory, std::string_view co
   const std::vector<Planned> tensors = planned(kind, sources, options);
   std::vector<StoredTensor> stored;
   for (const Planned& each : tensors) stored.push_back(each.stored);
+  status = check_names(stored);
+  if (!status.ok()) return status;
   const DividedFiles files = divide(stored, options.max_file_bytes);
   std::string config;
   if (!config_json.empty()) {
@@ -244,7 +273,8 @@ absl::Status write_model_files(const std::string& directory, std::string_view co
   }
   const absl::StatusOr<std::string> temporary = begin_directory(*fs, directory);
   if (!temporary.ok()) return temporary.status();
-  status = write_files(*temporary, tensors, files, options, fs);
+  status = checkpoint_internal::status_of(
+      [&] { return write_files(*temporary, tensors, files, options, fs); });
   if (!status.ok()) {
     (void)remove_all(*fs, *temporary);
     return status;

@@ -38,8 +38,8 @@ struct ModelFilesOptions {
 
 // `sources`: under the names of modules/nn's models, which become those of files by the kind that `config_json`
 // says. "": no config.json, and names stay. One tensor in memory, and of another dtype twice. Errors:
-// AlreadyExists for a directory that is there, InvalidArgument for options out of range and what
-// check_model_config() refuses; the disk's.
+// AlreadyExists for a directory that is there, InvalidArgument for options out of range, a configuration of no kind
+// of model that is here, and two tensors that have one name in files; the disk's.
 absl::Status write_model_files(const std::string& directory, std::string_view config_json,
                                const std::vector<TensorSource>& sources,
                                const ModelFilesOptions& options = {});
@@ -55,6 +55,8 @@ DividedFiles divide(const std::vector<StoredTensor>& tensors, int64_t max_file_b
 std::string index_json(const std::vector<StoredTensor>& tensors, const DividedFiles& files);
 int64_t bytes_of(const StoredTensor& tensor);
 absl::Status check_options(const ModelFilesOptions& options);
+// InvalidArgument for a name that several have: an index has it once.
+absl::Status check_names(const std::vector<StoredTensor>& tensors);
 // "float32", "bfloat16", ...; of whichever most elements are.
 std::string torch_name(const std::vector<StoredTensor>& tensors);
 

@@ -62,8 +62,10 @@ struct LoadedPretrained {
 // directory without config.json.
 //
 // Throws before anything is changed: NotFound; InvalidArgument for files that are no such, and with all that is
-// missing, unexpected, or of another shape or dtype in one message, or an ignored tensor that is not there;
-// FailedPrecondition for a module that has no values yet (materialize()). Needs memory for this rank's part, a second time.
+// missing, unexpected, or of another shape or dtype in one message, an ignored tensor that is not there, or one that
+// lies Partial; FailedPrecondition for a module that has no values yet (materialize()), for an expanded tensor, and for
+// files that are not the same on all ranks. Needs memory for this rank's part, a second time. (What fails while values
+// are copied to a device is an error on all ranks, too, which says that the module has new ones in part.)
 LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& module,
                                  const MeshPtr& mesh, const LoadPretrainedOptions& options = {},
                                  std::source_location where = std::source_location::current());
@@ -73,7 +75,7 @@ LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& mod
 //
 // Throws: AlreadyExists for a directory that is there; InvalidArgument for a configuration of another model (with all
 // names that differ), options out of range, and arguments that differ between ranks; the disk's errors. The
-// directory is there whole, or not at all.
+// directory is there whole, or not at all; beside it a process that is killed leaves DIRECTORY.tmp-*.
 void save_pretrained(const std::string& directory, const torch::nn::Module& module,
                      std::string_view config_json, const MeshPtr& mesh,
                      const ModelFilesOptions& options = {},

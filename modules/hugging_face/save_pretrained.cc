@@ -114,8 +114,27 @@ at::Tensor part_of_whole(at::Tensor whole, const Planned& planned) {
     whole = whole.narrow(static_cast<int64_t>(d), planned.box.offset[d], planned.box.shape[d]);
   }
   return whole.to(at::TensorOptions(at::kCPU).dtype(scalar_type_of(planned.stored.dtype)))
+      .resolve_neg()
       .contiguous();
 }
+
+// Goes with what has failed, on whatever rank.
+class Temporary {
+ public:
+  Temporary(std::shared_ptr<FileSystem> fs, std::string path, bool is_mine)
+      : fs_(std::move(fs)), path_(std::move(path)), is_mine_(is_mine) {}
+  ~Temporary() {
+    if (is_mine_) (void)remove_all(*fs_, path_);
+  }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+  void release() { is_mine_ = false; }
+
+ private:
+  const std::shared_ptr<FileSystem> fs_;
+  const std::string path_;
+  bool is_mine_;
+};
 
 }  // namespace
 
@@ -149,6 +168,7 @@ void save_pretrained(const std::string& directory, const torch::nn::Module& modu
     check(check_same_model(*described, wanted_of(tensors)));
     plan = planned(*kind, tensors, options);
     for (const Planned& each : plan) stored.push_back(each.stored);
+    check(check_names(stored));
     absl::StatusOr<std::string> with = config_with_dtype(config_json, torch_name(stored));
     check(with.status());
     config = *std::move(with);
@@ -156,8 +176,12 @@ void save_pretrained(const std::string& directory, const torch::nn::Module& modu
     for (const ModelTensor& one : tensors) {
       sums.push_back(checksum(static_cast<uint64_t>(one.tensor.scalar_type()), one.name));
     }
-    sums.push_back(
-        checksum(checksum(static_cast<uint64_t>(options.max_file_bytes), directory), config));
+    uint64_t others =
+        checksum(checksum(static_cast<uint64_t>(options.max_file_bytes), directory), config);
+    for (const StoredTensor& each : stored) {
+      others = checksum(checksum(others, each.name), safetensors_name(each.dtype));
+    }
+    sums.push_back(others);
     if (const std::optional<Difference> differs = agreement.reach(sums)) {
       const std::string which = differs->index < tensors.size()
                                     ? str_cat("tensor '", tensors[differs->index].name, "'")
@@ -172,6 +196,7 @@ void save_pretrained(const std::string& directory, const torch::nn::Module& modu
   const absl::StatusOr<std::string> temporary =
       from_first(comm, [&] { return begin_directory(*fs, directory); }, timeout);
   check(temporary.status());
+  Temporary goes(fs, *temporary, comm.rank() == 0);
   Gatherer gatherer(tensors);
   absl::Status status;
   size_t i = 0;
@@ -182,12 +207,14 @@ void save_pretrained(const std::string& directory, const torch::nn::Module& modu
     std::unique_ptr<SafetensorsWriter> writer;
     absl::Status mine;
     if (is_mine) {
-      auto made = SafetensorsWriter::create(
-          join_path(*temporary, files.names[f]),
-          {stored.begin() + static_cast<int64_t>(begin), stored.begin() + static_cast<int64_t>(i)},
-          {{"format", "pt"}}, fs);
-      mine = made.status();
-      if (made.ok()) writer = *std::move(made);
+      mine = status_of([&] {
+        auto made = SafetensorsWriter::create(join_path(*temporary, files.names[f]),
+                                              {stored.begin() + static_cast<int64_t>(begin),
+                                               stored.begin() + static_cast<int64_t>(i)},
+                                              {{"format", "pt"}}, fs);
+        if (made.ok()) writer = *std::move(made);
+        return made.status();
+      });
     }
     // Who cannot write goes on gathering: the others wait for it.
     for (size_t k = begin; k < i; ++k) {
@@ -206,14 +233,13 @@ void save_pretrained(const std::string& directory, const torch::nn::Module& modu
     writer.reset();
     status = agree(comm, mine, timeout);
   }
-  if (!status.ok()) {
-    if (comm.rank() == 0) (void)remove_all(*fs, *temporary);
-    check(status);
-  }
-  absl::Status published;
-  if (comm.rank() == 0) {
-    published = publish_directory(*fs, *temporary, directory, config, stored, files);
-  }
+  check(status);
+  const absl::Status published = status_of([&] {
+    if (comm.rank() != 0) return absl::OkStatus();
+    return publish_directory(*fs, *temporary, directory, config, stored, files);
+  });
+  // What publish_directory() has not removed has its name.
+  if (published.ok()) goes.release();
   check(agree(comm, published, timeout));
 }
 

@@ -1,9 +1,11 @@
-// Safetensors files, their indices, manifests, pickles and archives by torch.save, from bytes that anybody may have written: what is
-// accepted is consistent, and all of it can be read; everything else is an error.
+// Safetensors files, their indices, manifests, pickles, archives by torch.save and directories of DCP, from bytes that
+// anybody may have written: what is accepted is consistent, and all of it can be read; everything else is an error.
 //
 //   ./bazelw run //modules/checkpoint/fuzz:parsers -- --seconds=3600 --seed=7
+//   ./bazelw run //modules/checkpoint/fuzz:parsers -- --seconds=3600 --only=safetensors
 //
-// Inputs are good ones with a few changes. With libFuzzer they are its own: BUILD says how.
+// Inputs are good ones with a few changes, shared out among the readers as kReaders says. With libFuzzer they are its
+// own: BUILD says how; --only is heard there, too.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -17,11 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include "caffe2/serialize/inline_container.h"
 #include "shardweave/modules/checkpoint/manifest.h"
 #include "shardweave/modules/checkpoint/pickle.h"
 #include "shardweave/modules/checkpoint/safetensors.h"
 #include "shardweave/modules/checkpoint/safetensors_index.h"
+#include "shardweave/modules/checkpoint/testing/pickled.h"
 #include "shardweave/modules/checkpoint/torch_files.h"
 
 namespace shardweave {
@@ -52,13 +54,16 @@ class Bytes final : public ReadableFile {
   const std::string bytes_;
 };
 
-// Every file is this one.
+// Every file is this one; but those of a name that ends in `other_end`.
 class OneFile final : public FileSystem {
  public:
   explicit OneFile(std::string bytes) : bytes_(std::move(bytes)) {}
-  absl::StatusOr<std::unique_ptr<ReadableFile>> open(const std::string& /*path*/,
+  OneFile(std::string bytes, std::string other_end, std::string other)
+      : bytes_(std::move(bytes)), other_end_(std::move(other_end)), other_(std::move(other)) {}
+  absl::StatusOr<std::unique_ptr<ReadableFile>> open(const std::string& path,
                                                      Symlinks /*symlinks*/) override {
-    return std::make_unique<Bytes>(bytes_);
+    const bool is_other = !other_end_.empty() && path.ends_with(other_end_);
+    return std::make_unique<Bytes>(is_other ? other_ : bytes_);
   }
   absl::Status create_directory(const std::string& /*path*/) override { return no(); }
   absl::StatusOr<std::unique_ptr<WritableFile>> create(const std::string& /*path*/) override {
@@ -80,7 +85,7 @@ class OneFile final : public FileSystem {
 
  private:
   static absl::Status no() { return absl::UnimplementedError("not here"); }
-  const std::string bytes_;
+  const std::string bytes_, other_end_, other_;
 };
 
 int64_t accepted = 0;
@@ -132,6 +137,21 @@ void try_pickle(const std::string& bytes) {
   (void)pickle->value().entry("w");
 }
 
+// Each tensor is no larger than the file, and every byte of it is given.
+void read_all(const std::vector<TensorSource>& sources, size_t file_bytes) {
+  std::vector<char> once, twice;
+  for (const TensorSource& source : sources) {
+    require(source.bytes() >= 0 && static_cast<size_t>(source.bytes()) <= file_bytes,
+            "more than there is");
+    once.assign(static_cast<size_t>(source.bytes()), '\x00');
+    twice.assign(once.size(), '\x7f');
+    const Box whole = whole_box(source.shape);
+    require(source.read(whole, whole, once.data()).ok(), "a tensor that cannot be read");
+    require(source.read(whole, whole, twice.data()).ok(), "a tensor that cannot be read twice");
+    require(once == twice, "bytes that are not written");
+  }
+}
+
 void try_torch_save(const std::string& bytes) {
   const auto sources = torch_save_sources("x.pt", std::make_shared<OneFile>(bytes));
   if (!sources.ok()) {
@@ -139,71 +159,118 @@ void try_torch_save(const std::string& bytes) {
     return;
   }
   ++accepted;
-  std::vector<char> all;
-  for (const TensorSource& source : *sources) {
-    require(source.bytes() <= static_cast<int64_t>(bytes.size()), "more than there is");
-    all.resize(static_cast<size_t>(source.bytes()));
-    const Box whole = whole_box(source.shape);
-    require(source.read(whole, whole, all.data()).ok(), "a tensor that cannot be read");
+  read_all(*sources, bytes.size());
+}
+
+// Two pieces of six numbers, one behind the other.
+const std::string& dcp_file() {
+  static const auto* const kFile = new std::string([] {
+    const std::string part = testing::archive(testing::tensor({}) + ".");
+    return part + part;
+  }());
+  return *kFile;
+}
+
+void try_dcp(const std::string& bytes) {
+  const auto sources = dcp_sources("x", std::make_shared<OneFile>(bytes, ".distcp", dcp_file()));
+  if (!sources.ok()) {
+    require(sources.status().message().find("'x/") != std::string::npos, "an error of no file");
+    return;
+  }
+  ++accepted;
+  read_all(*sources, dcp_file().size());
+}
+
+void try_index(const std::string& text) {
+  const auto index = parse_safetensors_index(text);
+  if (!index.ok()) return;
+  ++accepted;
+  for (const auto& [name, file] : *index) {
+    require(file.find('/') == std::string::npos && file[0] != '.', "a file elsewhere");
   }
 }
 
-void try_all(const std::string& bytes) {
-  if (bytes.empty()) return;
-  const std::string rest = bytes.substr(1);
-  switch (static_cast<unsigned char>(bytes[0]) % 5) {
-    case 0:
-      return try_safetensors(rest);
-    case 1:
-      return try_manifest(rest);
-    case 3:
-      return try_pickle(rest);
-    case 4:
-      return try_torch_save(rest);
-    default:
-      if (const auto index = parse_safetensors_index(rest); index.ok()) {
-        ++accepted;
-        for (const auto& [name, file] : *index) {
-          require(file.find('/') == std::string::npos && file[0] != '.', "a file elsewhere");
-        }
-      }
+struct Reader {
+  const char* name;
+  int share;  // of the inputs
+  void (*try_one)(const std::string& bytes);
+};
+constexpr Reader kReaders[] = {
+    {"safetensors", 8, try_safetensors}, {"manifest", 8, try_manifest},     {"index", 2, try_index},
+    {"pickle", 2, try_pickle},           {"torch_save", 2, try_torch_save}, {"dcp", 2, try_dcp}};
+constexpr size_t kNumReaders = std::size(kReaders);
+
+size_t only = kNumReaders;  // the one that is tried; this: all
+
+// `number` is any.
+size_t reader_of(uint64_t number) {
+  if (only < kNumReaders) return only;
+  uint64_t shares = 0;
+  for (const Reader& each : kReaders) shares += static_cast<uint64_t>(each.share);
+  number %= shares;
+  size_t reader = 0;
+  for (; number >= static_cast<uint64_t>(kReaders[reader].share); ++reader) {
+    number -= static_cast<uint64_t>(kReaders[reader].share);
   }
+  return reader;
+}
+
+// Whether the argument is one of ours.
+bool take_only(const char* argument) {
+  if (std::strncmp(argument, "--only=", 7) != 0) return false;
+  std::string names;
+  for (size_t i = 0; i < kNumReaders; ++i) {
+    if (std::strcmp(argument + 7, kReaders[i].name) == 0) only = i;
+    names += std::string(i == 0 ? "" : ", ") + kReaders[i].name;
+  }
+  if (only < kNumReaders) return true;
+  std::fprintf(stderr, "%s: there are: %s\n", argument, names.c_str());
+  std::exit(2);
 }
 
 #ifndef SHARDWEAVE_LIBFUZZER
 
-// By protocol 2, which torch.save writes; of a tensor of three numbers from the second on, under two names.
+// Of tensors of one storage, in several orders.
 std::string pickled() {
-  const auto text = [](const std::string& value) {
-    return std::string("X") + static_cast<char>(value.size()) + std::string(3, '\0') + value;
-  };
-  return "\x80\x02}q" + std::string(1, '\0') + "(" + text("w") +
-         "ctorch._utils\n_rebuild_tensor_v2\nq\x01((" + text("storage") + "ctorch\nFloatStorage\n" +
-         text("0") + text("cpu") + "K\x04tQK\x01K\x03\x85K\x01\x85\x89" +
-         "ccollections\nOrderedDict\n)RtRq\x02" + text("v") + "h\x02" + text("n") +
-         "J\xff\xff\xff\xffu.";
-}
-std::string archived() {
-  std::string bytes;
-  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, size_t size) {
-    bytes.append(static_cast<const char*>(data), size);
-    return size;
-  });
-  const std::string pickle = pickled();
-  const float values[] = {1, 2, 3, 4};
-  writer.writeRecord("data.pkl", pickle.data(), pickle.size());
-  writer.writeRecord("byteorder", "little", 6);
-  writer.writeRecord("data/0", values, sizeof(values));
-  writer.writeEndOfFile();
-  return bytes;
+  using namespace testing;
+  return dict({{text("w"), tensor({.first = 1, .sizes = {3}, .strides = {1}}) + "q\x02"},
+               {text("v"), "h\x02"},
+               {text("t"), tensor({.sizes = {3, 2}, .strides = {1, 3}})},
+               {text("f"), tensor({.numel = 24,
+                                   .sizes = {2, 4},
+                                   .strides = {12, 2},
+                                   .dtype = "float8_e4m3fn",
+                                   .metadata = "}"})},
+               {text("n"), "J\xff\xff\xff\xff"}}) +
+         ".";
 }
 
-std::vector<std::string> seeds() {
-  std::vector<std::string> result = {"\x03" + pickled(), "\x04" + archived()};
+std::string dcp_metadata() {
+  using namespace testing;
+  const auto size = static_cast<int64_t>(dcp_file().size() / 2);
+  return metadata(chunk({0, 0}, {2, 3}) + chunk({2, 0}, {2, 3}),
+                  {{.size = size}, {.offset = {2, 0}, .begin = size, .size = size}}, {4, 3});
+}
+
+struct Seed {
+  size_t reader;
+  std::string bytes;
+};
+
+std::vector<Seed> seeds() {
+  std::vector<Seed> result;
+  const auto add = [&](std::string_view name, std::string bytes) {
+    for (size_t i = 0; i < kNumReaders; ++i) {
+      if (kReaders[i].name == name) result.push_back({i, std::move(bytes)});
+    }
+  };
+  add("pickle", pickled());
+  add("torch_save", testing::archive(pickled()));
+  add("dcp", dcp_metadata());
   const auto safetensors = [&](const std::string& header, size_t data) {
     const uint64_t size = header.size();
-    result.push_back(std::string(1, '\0') + std::string(reinterpret_cast<const char*>(&size), 8) +
-                     header + std::string(data, 'd'));
+    add("safetensors",
+        std::string(reinterpret_cast<const char*>(&size), 8) + header + std::string(data, 'd'));
   };
   safetensors(R"({"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
               R"("v":{"dtype":"BF16","shape":[],"data_offsets":[24,26]},)"
@@ -225,14 +292,12 @@ std::vector<std::string> seeds() {
   manifest.aliases = {{"v", "w"}};
   manifest.without_state = {"optimizer.w."};
   manifest.values = {{"x", "[1,{\"y\":2.5}]"}};
-  result.push_back("\x01" + manifest.to_json());
-  result.push_back(
-      "\x02"
-      R"({"metadata":{},"weight_map":{"a":"x.safetensors","b":"y"}})");
+  add("manifest", manifest.to_json());
+  add("index", R"({"metadata":{},"weight_map":{"a":"x.safetensors","b":"y"}})");
   return result;
 }
 
-std::string changed(std::string bytes, std::mt19937_64& random) {
+std::string changed(std::string bytes, bool is_safetensors, std::mt19937_64& random) {
   static const char* const kPieces[] = {"0",
                                         "-1",
                                         "1e3",
@@ -284,14 +349,14 @@ std::string changed(std::string bytes, std::mt19937_64& random) {
       default:
         bytes.resize(at);
     }
-    if (bytes.empty()) bytes = "\x01";
+    if (bytes.empty()) bytes = "x";
   }
   // A length that fits, for what is behind it to be looked at.
-  if (bytes[0] == 0 && bytes.size() > 9 && random() % 4 != 0) {
+  if (is_safetensors && bytes.size() > 8 && random() % 4 != 0) {
     const size_t end = bytes.rfind('}');
-    if (end != std::string::npos && end >= 9) {
-      const uint64_t size = end - 8;
-      std::memcpy(bytes.data() + 1, &size, 8);
+    if (end != std::string::npos && end >= 8) {
+      const uint64_t size = end - 7;
+      std::memcpy(bytes.data(), &size, 8);
     }
   }
   return bytes;
@@ -301,27 +366,38 @@ int run(int argc, char** argv) {
   int seconds = 10;
   uint64_t seed = std::random_device()();
   for (int i = 1; i < argc; ++i) {
+    if (take_only(argv[i])) continue;
     if (std::strncmp(argv[i], "--seconds=", 10) == 0) seconds = std::atoi(argv[i] + 10);
     if (std::strncmp(argv[i], "--seed=", 7) == 0) seed = std::strtoull(argv[i] + 7, nullptr, 10);
   }
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   std::fflush(stdout);
   std::mt19937_64 random(seed);
-  const std::vector<std::string> good = seeds();
-  for (const std::string& one : good) {
+  std::vector<std::vector<std::string>> good(kNumReaders);
+  for (Seed& one : seeds()) {
     const int64_t before = accepted;
-    try_all(one);
+    kReaders[one.reader].try_one(one.bytes);
     require(accepted == before + 1, "a seed was refused");
+    good[one.reader].push_back(std::move(one.bytes));
   }
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
-  int64_t tries = 0;
-  accepted = 0;
+  int64_t tries[kNumReaders] = {}, taken[kNumReaders] = {};
   while (std::chrono::steady_clock::now() < end) {
-    for (int i = 0; i < 1000; ++i, ++tries) try_all(changed(good[random() % good.size()], random));
+    for (int i = 0; i < 1000; ++i) {
+      const size_t reader = reader_of(random());
+      const std::vector<std::string>& its = good[reader];
+      const int64_t before = accepted;
+      kReaders[reader].try_one(changed(its[random() % its.size()], reader == 0, random));
+      ++tries[reader];
+      taken[reader] += accepted - before;
+    }
   }
-  std::printf("%lld inputs, %lld of them accepted\n", static_cast<long long>(tries),
-              static_cast<long long>(accepted));
-  require(accepted > 0, "nothing was accepted");
+  for (size_t i = 0; i < kNumReaders; ++i) {
+    if (tries[i] == 0) continue;
+    std::printf("%s: %lld inputs, %lld of them accepted\n", kReaders[i].name,
+                static_cast<long long>(tries[i]), static_cast<long long>(taken[i]));
+    require(taken[i] > 0, "nothing was accepted");
+  }
   return 0;
 }
 
@@ -331,8 +407,18 @@ int run(int argc, char** argv) {
 }  // namespace shardweave
 
 #ifdef SHARDWEAVE_LIBFUZZER
+// Arguments that begin with -- are not libFuzzer's.
+extern "C" int LLVMFuzzerInitialize(const int* argc, char*** argv) {
+  for (int i = 1; i < *argc; ++i) (void)shardweave::take_only((*argv)[i]);
+  return 0;
+}
+// The first byte says which reader; not with --only.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  shardweave::try_all(std::string(reinterpret_cast<const char*>(data), size));
+  if (size == 0) return 0;
+  const bool has_tag = shardweave::only == shardweave::kNumReaders;
+  const size_t reader = shardweave::reader_of(data[0]);
+  shardweave::kReaders[reader].try_one(std::string(
+      reinterpret_cast<const char*>(data) + (has_tag ? 1 : 0), size - (has_tag ? 1 : 0)));
   return 0;
 }
 #else

@@ -18,7 +18,7 @@ type gpt struct {
 	Head              *nn.Linear
 	// 0 .. seq-1. A buffer, so that it lies on the mesh with the parameters: plain tensors and sharded
 	// ones do not mix.
-	Index *sw.Tensor `sw:",transient"`
+	Index *sw.Tensor `sw:",buffer"`
 }
 
 type block struct {

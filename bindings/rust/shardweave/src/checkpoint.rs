@@ -174,7 +174,8 @@ impl State {
     }
 
     /// Loads a checkpoint in place, or the newest one of a directory, on any mesh. Errors leave
-    /// everything as it was, and are the same on all ranks. Collective.
+    /// everything as it was, and are the same on all ranks; [`Code::NotFound`](crate::Code::NotFound)
+    /// where there is no checkpoint. Collective.
     pub fn load(
         &self,
         path: impl AsRef<Path>,
@@ -253,7 +254,8 @@ impl Checkpointer {
         call!(swv_checkpointer_wait(self.as_ptr()))
     }
 
-    /// The newest checkpoint of the directory, in place. Collective.
+    /// The newest checkpoint of the directory, in place; [`Code::NotFound`](crate::Code::NotFound) if
+    /// it has none, which a run that begins or goes on takes for step 0. Collective.
     pub fn load(&mut self, state: &State) -> Result<Loaded> {
         self.load_with(state, &LoadOptions::new()).of("Checkpointer::load")
     }
