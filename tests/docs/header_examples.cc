@@ -31,6 +31,7 @@
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/gradient_hook.h"
+#include "shardweave/dtensor/load_cuda.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/dtensor/observe/profile_trace.h"
@@ -857,6 +858,21 @@ void auto_plans(const MakeModel& make, const DeviceMesh& mesh, const MeshPtr& co
   const AutoPlan found = auto_plan(make, mesh, cost_model(connected_mesh));
   std::cout << found.to_string();
   parallelize_module(*model, connected_mesh, found.plan);
+}
+
+absl::Status to_a_gpu(int local_rank) {
+  if (absl::Status s = load_cuda(local_rank); !s.ok()) return s;  // first thing
+  at::Tensor x = at::ones({4}, at::kCUDA);                        // on that GPU
+  return absl::OkStatus();
+}
+
+absl::Status gpus_of_all_ranks(const Model& model) {
+  auto world = World::from_environment({.backend = "nccl"});                  // a process per GPU
+  if (absl::Status s = load_cuda((*world)->local_rank()); !s.ok()) return s;  // LibTorch's CUDA
+  auto mesh = init_device_mesh(**world, {{"dp", 8}});
+  model->to(at::kCUDA);
+  fully_shard(*model, *mesh);  // and on as on the CPU
+  return absl::OkStatus();
 }
 
 }  // namespace shardweave::header_examples
