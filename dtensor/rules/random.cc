@@ -87,9 +87,9 @@ class Draw {
   // Draws the elements that this rank holds, which advances the mesh's state.
   void finish(const RandomDraw& draw) {
     if (buffer_.is_complex() || !can_draw(draw.kind, draw.dtype)) {
-      throw Error(absl::UnimplementedError(absl::StrCat(c10::toString(op_.operator_name()),
-                                                        ": not implemented for DTensors of type ",
-                                                        c10::toString(buffer_.scalar_type()))));
+      throw Error(absl::UnimplementedError(
+          absl::StrCat(c10::toString(op_.operator_name()), ": not implemented for '",
+                       c10::toString(buffer_.scalar_type()), "'")));
     }
     PhiloxState& state = meta().context->random;
     draw_numbers(draw, PhiloxStream(state.seed, state.offset++), buffer_.mutable_data_ptr(),
