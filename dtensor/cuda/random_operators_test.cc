@@ -110,8 +110,7 @@ TEST(RandomOperatorsTest, KernelsDrawTheSame) {
             const at::Tensor want = to_local(x);
             const at::Tensor got = at::zeros_like(want);
             fill_on_host(op.draw, {.seed = state.seed, .stream = state.offset},
-                         index_boxes(held_by(mesh, layout_of(x), sizes), sizes,
-                                     {got.strides().begin(), got.strides().end()}),
+                         index_boxes(held_by(mesh, layout_of(x), sizes), sizes, got.strides()),
                          got.mutable_data_ptr());
             EXPECT_TRUE(got.is_contiguous() && want.is_contiguous());
             ++compared;
@@ -139,8 +138,7 @@ TEST(RandomOperatorsTest, IntoAnyStrides) {
     // A transposed one with gaps.
     const at::Tensor view = got.t().slice(0, 0, got.size(1), 2);
     fill_on_host(RandomDraw::normal(DType::kF32, 0, 1), {.seed = 7, .stream = 0},
-                 index_boxes(held_by(mesh, layout_of(x), sizes), sizes,
-                             {view.strides().begin(), view.strides().end()}),
+                 index_boxes(held_by(mesh, layout_of(x), sizes), sizes, view.strides()),
                  view.mutable_data_ptr());
     EXPECT_TRUE(at::equal(view, want));
     EXPECT_EQ(got.eq(-9.0f).sum().item<int64_t>(), want.numel());

@@ -85,9 +85,9 @@ class Draw {
   // Draws the elements that this rank holds, which advances the mesh's state.
   void finish(const RandomDraw& draw) {
     if (local().is_complex() || !can_draw(draw.kind, draw.dtype)) {
-      throw Error(absl::UnimplementedError(absl::StrCat(c10::toString(op_.operator_name()),
-                                                        ": not implemented for DTensors of type ",
-                                                        c10::toString(local().scalar_type()))));
+      throw Error(absl::UnimplementedError(
+          absl::StrCat(c10::toString(op_.operator_name()), ": not implemented for '",
+                       c10::toString(local().scalar_type()), "'")));
     }
     PhiloxState& state = meta().context->random;
     if (!drawn_on_device(draw, state)) draw_on_host(draw, state);

@@ -147,7 +147,10 @@ constexpr std::string_view kNotSampled[] = {
     // (gradient_modes_test)
     "aten::max_pool1d",
     // Their arguments are other operators' results: tests/op_db, random_test.
-    "aten::linalg_ldl_solve", "aten::max_unpool", "aten::rrelu_with_noise", "aten::normal.out"};
+    "aten::linalg_ldl_solve", "aten::max_unpool", "aten::rrelu_with_noise", "aten::normal.out",
+    // LibTorch has them for GPUs alone: tests/cuda_test.cc.
+    "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention"};
 
 bool is_not_sampled(std::string_view name) {
   return std::any_of(std::begin(kNotSampled), std::end(kNotSampled),
