@@ -41,7 +41,7 @@ SHARDWEAVE_EVERYWHERE uint64_t stream_of(const RandomSource& source) {
 
 // How many of a group's 16 or 8 numbers come from one block.
 template <typename Number>
-inline constexpr int kNumbersOfBlock = sizeof(Number) == 8 ? 2 : 4;
+inline constexpr int64_t kNumbersOfBlock = sizeof(Number) == 8 ? 2 : 4;
 
 // An item is a block of the stream for a row: so many there may be for a row, wherever it begins.
 template <typename Number>
@@ -73,7 +73,7 @@ SHARDWEAVE_EVERYWHERE void fill_item(uint64_t seed, uint64_t stream, const Funct
                                      const IndexBox& box, uint64_t item,
                                      typename Functor::Element* out) {
   using Number = typename Functor::Number;
-  constexpr int kCount = kNumbersOfBlock<Number>;
+  constexpr int64_t kCount = kNumbersOfBlock<Number>;
   uint64_t row = 0, in_row = item;
   int64_t first = box.first, at = box.at;
   if (box.ndim > 0) {
@@ -97,7 +97,7 @@ SHARDWEAVE_EVERYWHERE void fill_item(uint64_t seed, uint64_t stream, const Funct
   philox_block(seed, stream, static_cast<uint64_t>(group * 4 + lane), words);
   Number numbers[kCount];
   numbers_of_block(words, numbers);
-  for (int n = 0; n < kCount; ++n) {
+  for (int64_t n = 0; n < kCount; ++n) {
     const int64_t i = in_row_0 + 4 * n;
     if (i < 0 || i >= box.length) continue;
     const int64_t where = at + i * box.step;
@@ -119,6 +119,7 @@ SHARDWEAVE_EVERYWHERE void fill_items(uint64_t thread, uint64_t threads, const R
 
 // All there are: F(kernel's name, functor), whose parameters are a RandomSource, the functor, an
 // IndexBox and the pointer to the elements.
+// NOLINTBEGIN(bugprone-macro-parentheses): they are types.
 #define SHARDWEAVE_RANDOM_KERNELS_OF_FLOATS(F, name, functor) \
   F(name##_f64, functor<double>)                              \
   F(name##_f32, functor<float>)                               \
@@ -132,6 +133,7 @@ SHARDWEAVE_EVERYWHERE void fill_items(uint64_t thread, uint64_t threads, const R
   F(name##_i8, functor<int8_t>)                            \
   F(name##_u8, functor<uint8_t>)                           \
   F(name##_bool, functor<bool>)
+// NOLINTEND(bugprone-macro-parentheses)
 #define SHARDWEAVE_RANDOM_KERNELS(F)                                 \
   SHARDWEAVE_RANDOM_KERNELS_OF_FLOATS(F, uniform, Uniform)           \
   SHARDWEAVE_RANDOM_KERNELS_OF_FLOATS(F, normal, Normal)             \

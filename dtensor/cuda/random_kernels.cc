@@ -117,7 +117,7 @@ absl::Status RandomKernels::fill(const RandomDraw& draw, const RandomSource& sou
       const uint64_t threads = num_items<typename Functor::Number>(box);
       const uint64_t blocks =
           std::min(kMostBlocks, (threads + kThreadsOfBlock - 1) / kThreadsOfBlock);
-      void* parameters[] = {&from, &functor, &box, &elements};
+      void* parameters[] = {&from, &functor, &box, static_cast<void*>(&elements)};
       status = driver_.check(
           "cuLaunchKernel",
           driver_.cuLaunchKernel(*kernel, static_cast<unsigned>(blocks), 1, 1, kThreadsOfBlock, 1,

@@ -297,7 +297,7 @@ SHARDWEAVE_EVERYWHERE void numbers_of_block(const uint32_t (&words)[4], uint32_t
   for (int i = 0; i < 4; ++i) numbers[i] = words[i];
 }
 SHARDWEAVE_EVERYWHERE void numbers_of_block(const uint32_t (&words)[4], uint64_t (&numbers)[2]) {
-  for (int i = 0; i < 2; ++i) {
+  for (int64_t i = 0; i < 2; ++i) {
     numbers[i] = static_cast<uint64_t>(words[2 * i]) << 32 | words[2 * i + 1];
   }
 }

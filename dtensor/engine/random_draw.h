@@ -157,6 +157,7 @@ bool with_functor(const RandomDraw& draw, F f) {
     case RandomKind::kGeometric:
       return any([&]<typename T>() { return functors::Geometric<T>{draw.a}; });
     case RandomKind::kBernoulli: {
+      // NOLINTNEXTLINE(bugprone-incorrect-roundings): it is not negative.
       const uint64_t threshold = static_cast<uint64_t>(draw.a * 0x1p32 + 0.5);
       return any([&]<typename T>() { return functors::Bernoulli<T>{threshold}; });
     }
