@@ -50,7 +50,9 @@ absl::StatusOr<std::unique_ptr<World>> join_by_environment(const GpuCheckOptions
   const absl::StatusOr<RendezvousInfo> launched = detect_rendezvous(Environment::of_process());
   if (launched.ok()) return join_world(*launched, world);
   if (!absl::IsNotFound(launched.status())) return launched.status();
-  return join_world(make_in_process_store(), RendezvousInfo{.local_rank = 0}, world);
+  RendezvousInfo alone{.local_rank = 0};
+  alone.meeting_point.file = "none: it is one rank, and the store is given";
+  return join_world(make_in_process_store(), alone, world);
 }
 
 void check_join(Session& session, Check& check) {
