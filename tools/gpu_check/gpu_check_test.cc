@@ -79,6 +79,7 @@ class GpuCheckTest : public ::testing::Test {
           RendezvousInfo info;
           info.rank = rank;
           info.world_size = ranks;
+          info.meeting_point.file = "not used: the store is given";
           return join_world(store, info, {.backend = "nccl", .timeout = absl::Seconds(60)});
         };
         absl::StatusOr<GpuReport> report = gpu_check(options);
