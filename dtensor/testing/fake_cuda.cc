@@ -427,6 +427,59 @@ struct ChoosesAttention {
 };
 const ChoosesAttention chooses_attention;
 
+// --- layer norm ----------------------------------------------------------------------------------
+// Kernels for CUDA keep the statistics of half precision in single, those for the CPU do not.
+
+at::Tensor as_computed(const at::Tensor& t) {
+  const bool half = t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
+  return half ? t.to(at::kFloat) : t;
+}
+
+std::vector<int64_t> last_dims(const at::Tensor& t, at::IntArrayRef normalized) {
+  std::vector<int64_t> dims;
+  for (int64_t d = t.dim() - static_cast<int64_t>(normalized.size()); d < t.dim(); ++d) {
+    dims.push_back(d);
+  }
+  return dims;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(const at::Tensor& input,
+                                                          at::IntArrayRef normalized,
+                                                          const std::optional<at::Tensor>& weight,
+                                                          const std::optional<at::Tensor>& bias,
+                                                          double eps) {
+  const at::Tensor x = as_computed(input).contiguous();
+  const std::vector<int64_t> dims = last_dims(x, normalized);
+  const at::Tensor mean = x.mean(dims, true);
+  const at::Tensor rstd = ((x - mean).square().mean(dims, true) + eps).rsqrt();
+  at::Tensor out = (x - mean) * rstd;
+  if (weight.has_value() && weight->defined()) out = out * as_computed(*weight);
+  if (bias.has_value() && bias->defined()) out = out + as_computed(*bias);
+  return {out.to(input.scalar_type()), mean, rstd};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
+    const at::Tensor& grad_out, const at::Tensor& input, at::IntArrayRef normalized,
+    const at::Tensor& mean, const at::Tensor& rstd, const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias, std::array<bool, 3> wanted) {
+  const at::Tensor x = as_computed(input).contiguous(), g = as_computed(grad_out).contiguous();
+  const std::vector<int64_t> dims = last_dims(x, normalized);
+  const at::Tensor normal = (x - mean) * rstd;
+  const bool has_weight = weight.has_value() && weight->defined();
+  const auto over_rows = [&](const at::Tensor& t, const at::Tensor& like) {
+    return at::sum_to(t, normalized).to(like.scalar_type());
+  };
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> result;
+  if (wanted[0]) {
+    const at::Tensor h = has_weight ? g * as_computed(*weight) : g;
+    std::get<0>(result) = (rstd * (h - h.mean(dims, true) - normal * (h * normal).mean(dims, true)))
+                              .to(input.scalar_type());
+  }
+  if (wanted[1] && has_weight) std::get<1>(result) = over_rows(g * normal, *weight);
+  if (wanted[2] && bias.has_value() && bias->defined()) std::get<2>(result) = over_rows(g, *bias);
+  return result;
+}
+
 // --- all other operators -------------------------------------------------------------------------
 
 // One call of an operator on the host.
@@ -580,7 +633,7 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) {
 // What LibTorch has for the CPU comes before what it composes for devices without a kernel.
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (!absl::StartsWith(name.name, "aten::")) continue;
+    if (!absl::StartsWith(name.name, "aten::") || name.name == "aten::native_layer_norm") continue;
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (op.has_value() && op->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
         op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
@@ -597,6 +650,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("copy_", &copy_);
   m.impl("record_stream", &record_stream);
   m.impl("_fused_sdp_choice", &sdp_choice);
+  m.impl("native_layer_norm", &layer_norm);
+  m.impl("native_layer_norm_backward", &layer_norm_backward);
   m.impl("_scaled_dot_product_flash_attention", &flash);
   m.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
   m.impl("_scaled_dot_product_efficient_attention", &efficient);

@@ -12,7 +12,7 @@
 // operator that does not wait for a collective. A tensor's memory is another's as soon as its stream
 // has done what was on it when the tensor died. Numbers are those of LibTorch's kernels for the CPU.
 //
-// Linked, it is LibTorch's CUDA for the whole program. Attention's operators for CUDA alone are here by
+// Linked, it is LibTorch's CUDA for the whole program. Attention's operators for CUDA alone and layer norm's are here by
 // their definition (flash attention for half precision without a mask, as there, else the efficient
 // one); of LibTorch's kernels for CUDA nothing is tried.
 #pragma once
