@@ -35,6 +35,12 @@ at::ScalarType statistics_dtype(const TensorInfo& input, const TensorInfo& weigh
   return half && (gpu || mixed) ? at::kFloat : input.dtype;
 }
 
+// Group norm's: on GPUs as on CPUs.
+at::ScalarType group_statistics_dtype(const TensorInfo& input, const TensorInfo& weight) {
+  const bool mixed = weight.defined && weight.dtype == at::kFloat;
+  return mixed ? statistics_dtype(input, weight) : input.dtype;
+}
+
 // --- layer norm ----------------------------------------------------------------------------------
 
 int leading_dims(const OpCall& call) {
@@ -145,7 +151,7 @@ void group_norm(const OpCall& call, Strategies& out) {
 
 void group_norm_shapes(OpCall& call) {
   const TensorInfo& input = call.input("input");
-  const at::ScalarType dtype = statistics_dtype(input, call.input("weight"));
+  const at::ScalarType dtype = group_statistics_dtype(input, call.input("weight"));
   const Dims groups = {call.int_arg("N"), call.int_arg("group")};
   call.outputs = {like_info(input), contiguous_info(groups, dtype), contiguous_info(groups, dtype)};
 }

@@ -37,7 +37,7 @@ two=$("$program" --ranks=2 --only=collectives) || fail "exit code $? on two rank
 wants "$two" "2 ranks: 1 passed, 0 failed, 2 skipped"
 
 # Copied to where Bazel is not.
-libraries=$(ldd "$program" | sed -n 's|.*=> \(.*/external/.*\|.*/_solib.*\|.*/third_party/.*\)/lib.*|\1|p' | sort -u | paste -sd:)
+libraries=$(ldd "$program" | awk '$3 ~ /_solib/ {sub(/\/[^\/]*$/, "", $3); print $3}' | sort -u | paste -sd:)
 cp "$program" copied
 copied=$(LD_LIBRARY_PATH=$libraries ./copied) || fail "the copy has failed: $copied"
 wants "$copied" " 0 failed"
