@@ -914,14 +914,10 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     make_key(op, info, args, key);
   }
   if (key.numbers > 0) put_off_numbers(op, info, *context, args);
-  if (info.shows_values) {
-    settle_plain_tensors(*context);
-    throw_if_error(context->on_device.wait());
-  }
-  if (info.device_arg >= 0 && args[info.device_arg].isDevice() &&
-      args[info.device_arg].toDevice().is_cpu()) {
-    throw_if_error(context->on_device.wait());
-  }
+  if (info.shows_values) settle_plain_tensors(*context);
+  const bool reaches_host =
+      info.shows_values || (info.device_arg >= 0 && args[info.device_arg].isDevice() &&
+                            args[info.device_arg].toDevice().is_cpu());
   const uint64_t hash = key.hash();
   const CacheEntry* entry = context->decisions.cache.find(hash, key.words());
   if (entry == nullptr) {
@@ -954,6 +950,8 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (info.is_view && info.keeps_arg == 0 && stays_under_way(*entry, *context, *stack, base))
     return;
   Runner(op, info, *entry, context, stack, base).run();
+  // The collectives of this call, too: an error comes in the place of what it has spoilt.
+  if (reaches_host) throw_if_error(context->on_device.wait());
 }
 
 }  // namespace shardweave::dtensor_internal
