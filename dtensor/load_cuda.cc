@@ -64,7 +64,10 @@ absl::Status load_cuda(int device) {
     return absl::InvalidArgumentError(
         absl::StrCat("device ", device, " of ", count, ", which is not there"));
   }
-  at::globalContext().setSDPUseCuDNN(false);
+  // Once: who turns it on later has his reason.
+  static bool turned_off = false;  // guarded by mutex
+  if (!turned_off) at::globalContext().setSDPUseCuDNN(false);
+  turned_off = true;
   if (device >= 0) cuda()->setDevice({c10::kCUDA, static_cast<c10::DeviceIndex>(device)});
   return absl::OkStatus();
 }

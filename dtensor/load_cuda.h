@@ -16,8 +16,8 @@ namespace shardweave {
 // `device`, if it is not negative, becomes the calling thread's current one: the device of tensors
 // that are made on at::kCUDA.
 //
-// Turns cuDNN's attention off (at::globalContext().setSDPUseCuDNN(false)), which DTensors have no rule
-// for: LibTorch then takes its flash and memory-efficient kernels.
+// Turns cuDNN's attention off the first time (at::globalContext().setSDPUseCuDNN(false)), which DTensors
+// have no rule for: LibTorch then takes its flash and memory-efficient kernels.
 //
 // FailedPrecondition: it is not there (the wheels that this repository fetches are without: set
 // LIBTORCH_HOME to a whole LibTorch), it cannot be loaded, it comes too late, or it finds no GPU.

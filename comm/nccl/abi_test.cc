@@ -11,38 +11,16 @@
 #include <nccl.h>
 
 #include <cstddef>
-#include <type_traits>
 
 #include "gtest/gtest.h"
+#include "shardweave/comm/nccl/testing/passed_alike.h"
 
 namespace shardweave::nccl_internal {
 namespace {
 
-// Whether an argument is passed in the same way: pointers are pointers, an enum is an int.
-template <typename Mine, typename Theirs>
-constexpr bool is_passed_alike() {
-  if constexpr (std::is_pointer_v<Mine> || std::is_pointer_v<Theirs>) {
-    return std::is_pointer_v<Mine> && std::is_pointer_v<Theirs>;
-  } else if constexpr (std::is_enum_v<Theirs>) {
-    return std::is_same_v<Mine, int> && sizeof(Theirs) == sizeof(int);
-  } else if constexpr (std::is_class_v<Mine>) {
-    return std::is_class_v<Theirs> && sizeof(Mine) == sizeof(Theirs) &&
-           std::is_trivially_copyable_v<Mine> && std::is_trivially_copyable_v<Theirs>;
-  } else {
-    return std::is_same_v<Mine, Theirs>;
-  }
-}
-
-template <typename Mine, typename Theirs>
-struct Alike : std::false_type {};
-template <typename R, typename... A, typename S, typename... B>
-  requires(sizeof...(A) == sizeof...(B))
-struct Alike<R(A...), S(B...)>
-    : std::bool_constant<is_passed_alike<R, S>() && (is_passed_alike<A, B>() && ...)> {};
-
 #define SHARDWEAVE_CHECK(result, name, parameters) \
   using Mine_##name = result parameters;           \
-  static_assert(Alike<Mine_##name, decltype(::name)>::value);
+  static_assert(testing::kPassedAlike<Mine_##name, decltype(::name)>);
 SHARDWEAVE_CUDA_DRIVER_FUNCTIONS(SHARDWEAVE_CHECK)
 SHARDWEAVE_CUDA_RUNTIME_FUNCTIONS(SHARDWEAVE_CHECK)
 SHARDWEAVE_NCCL_FUNCTIONS(SHARDWEAVE_CHECK)

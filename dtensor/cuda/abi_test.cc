@@ -4,37 +4,18 @@
 #include <cuda.h>
 
 #include <string_view>
-#include <type_traits>
 
 #include "gtest/gtest.h"
+#include "shardweave/comm/nccl/testing/passed_alike.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
 
-// Whether an argument is passed in the same way: pointers are pointers, an enum is an int.
-template <typename Mine, typename Theirs>
-constexpr bool is_passed_alike() {
-  if constexpr (std::is_pointer_v<Mine> || std::is_pointer_v<Theirs>) {
-    return std::is_pointer_v<Mine> && std::is_pointer_v<Theirs>;
-  } else if constexpr (std::is_enum_v<Theirs>) {
-    return std::is_same_v<Mine, int> && sizeof(Theirs) == sizeof(int);
-  } else {
-    return std::is_same_v<Mine, Theirs>;
-  }
-}
-
-template <typename Mine, typename Theirs>
-struct Alike : std::false_type {};
-template <typename R, typename... A, typename S, typename... B>
-  requires(sizeof...(A) == sizeof...(B))
-struct Alike<R(A...), S(B...)>
-    : std::bool_constant<is_passed_alike<R, S>() && (is_passed_alike<A, B>() && ...)> {};
-
 // The header makes macros of names whose functions have had several forms: their values are the
 // names in the library.
 #define SHARDWEAVE_TEXT(name) #name
-#define SHARDWEAVE_CHECK(result, name, symbol, parameters)          \
-  static_assert(Alike<result parameters, decltype(::name)>::value); \
+#define SHARDWEAVE_CHECK(result, name, symbol, parameters)                   \
+  static_assert(testing::kPassedAlike<result parameters, decltype(::name)>); \
   static_assert(std::string_view(symbol) == SHARDWEAVE_TEXT(name));
 SHARDWEAVE_CU_FUNCTIONS(SHARDWEAVE_CHECK)
 
