@@ -364,7 +364,7 @@ TEST_F(BadInputTest, Plans) {
   }
   const std::string deep(100000, '[');
   expect_fails(swv_plan_from_json(deep.c_str(), &plan), SWV_CODE_INVALID_ARGUMENT,
-               "no JSON on line 1");
+               "swv_plan_from_json: the text: is nested deeper than 100 times");
   expect_ok(swv_plan_from_json("{\"parameter\": {\"nothing.*\": {\"x\": \"S(0)\"}}}", &plan));
   swv_module* module = nullptr;
   expect_ok(swv_module_create(&module));

@@ -7,6 +7,7 @@
 // Internal to dtensor/ and modules/.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 
 #include "absl/status/status.h"
@@ -23,9 +24,12 @@ class DeviceWorks {
   }
   // Until the device has run them all, or one has failed: the first error there has been.
   absl::Status wait() {
+    waits_ += works_.empty() ? 0 : 1;
     while (!works_.empty() && error_.ok()) take_first();
     return error_;
   }
+  // How often the host has waited so: once a step costs what the device could have done meanwhile.
+  int64_t waits() const { return waits_; }
 
  private:
   void take_first() {
@@ -35,6 +39,7 @@ class DeviceWorks {
 
   std::deque<Work> works_;
   absl::Status error_;
+  int64_t waits_ = 0;
 };
 
 }  // namespace shardweave::dtensor_internal

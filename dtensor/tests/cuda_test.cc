@@ -5,6 +5,8 @@
 
 #include "ATen/ATen.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "c10/core/StreamGuard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "gmock/gmock.h"
@@ -12,6 +14,7 @@
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/dtensor/redistribute_async.h"
@@ -91,6 +94,20 @@ TEST(FakeCudaTest, WhoDoesNotWaitReadsWhatWasThere) {
             expect_equal(late, at::full({4}, 3.0F), "late");
           },
           {.operation_milliseconds = 50});
+}
+
+// What a failed rank has left on its stream lets go of memory, in its time.
+TEST(FakeCudaTest, ANewMachineComesAfterTheOldOnesWork) {
+  FakeGpu& gpu = fake_gpu_of_tests();
+  gpu.reset({});
+  bool has_run = false;
+  gpu.enqueue(0, {}, [&gpu, &has_run, memory = gpu.allocate(0, 4)] {
+    absl::SleepFor(absl::Milliseconds(20));
+    gpu.release(memory);
+    has_run = true;
+  });
+  gpu.reset({});
+  EXPECT_TRUE(has_run);
 }
 
 // --- moving --------------------------------------------------------------------------------------
@@ -253,13 +270,19 @@ at::Tensor tokens() {
   return at::arange(4 * 5).mul(7).remainder(11).view({4, 5});
 }
 
+// How often the host has waited for the device, for kernels or for collectives.
+int64_t all_waits(const at::Tensor& t) {
+  if (!is_dtensor(t)) return 0;
+  return host_waits() + dtensor_internal::MeshContext::of(mesh_of(t))->on_device.waits();
+}
+
 // Losses of some steps. `waits`: how often the host waited for the device in the last one.
 std::vector<float> train(Net& net, const at::Tensor& words, const at::Tensor& wanted,
                          int64_t* waits = nullptr) {
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2).eps(1e-3));
   std::vector<at::Tensor> losses;
   for (int step = 0; step < 4; ++step) {
-    const int64_t before = host_waits();
+    const int64_t before = all_waits(words);
     optimizer.zero_grad();
     const at::Tensor loss =
         nn::functional::cross_entropy(net(words).view({-1, 11}), wanted.view({-1}));
@@ -267,7 +290,7 @@ std::vector<float> train(Net& net, const at::Tensor& words, const at::Tensor& wa
     finish_grad_sync(*net);
     optimizer.step();
     losses.push_back(loss.detach());
-    if (waits != nullptr) *waits = host_waits() - before;
+    if (waits != nullptr) *waits = all_waits(words) - before;
   }
   std::vector<float> values;
   for (const at::Tensor& loss : losses) values.push_back(host(loss).item<float>());
@@ -457,20 +480,20 @@ TEST(CudaAttentionErrorTest, DropoutInTheKernel) {
 
 // All that is issued under another current stream is in that one's order.
 TEST(CudaStreamTest, FollowsTheCurrentStream) {
-  on_gpus(
-      {{"dp", 2}},
-      [](const MeshPtr& mesh) {
-        const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
-        const c10::Stream side = cuda.getNewStream(cuda.getDevice());
-        const at::Tensor whole = numbers({6, 2});
-        for (int i = 0; i < 5; ++i) {
-          const c10::StreamGuard on_side(side);
-          const at::Tensor x = distribute_tensor(whole.add(i).to(at::kCUDA), mesh, {Shard(0)});
-          const at::Tensor y = redistribute(x * 2, {Replicate()}) + 1;
-          expect_equal(y, whole.add(i) * 2 + 1, "on a stream of its own");
-        }
-      },
-      kSlow);
+  on_gpus({{"dp", 2}},
+          [](const MeshPtr& mesh) {
+            const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+            const c10::Stream side = cuda.getNewStream(cuda.getDevice());
+            const at::Tensor whole = numbers({6, 2});
+            for (int i = 0; i < 30; ++i) {
+              const c10::StreamGuard on_side(side);
+              const at::Tensor x = distribute_tensor(whole.add(i).to(at::kCUDA), mesh, {Shard(0)});
+              const at::Tensor y = redistribute(x * 2, {Replicate()}) + 1;
+              expect_equal(y, whole.add(i) * 2 + 1, "on a stream of its own");
+            }
+          },
+          // Later than NCCL would begin.
+          {.delay_microseconds = 20000});
 }
 
 // Issued under one stream, waited for under another, and let go of: nobody gets the memory while NCCL
@@ -495,13 +518,12 @@ TEST(CudaStreamTest, IssuedOnOneStreamWaitedForOnAnother) {
           pending.reset();
           {
             const c10::StreamGuard on_side(side);
-            at::full({64, 4}, -7.0F, at::kCUDA);  // what was let go of
-            at::full({32, 4}, -7.0F, at::kCUDA);
+            at::full({32, 4}, -7.0F, at::kCUDA);  // where that was which has been sent
           }
           expect_equal(sum, whole + 1, "from another stream");
         }
       },
-      kSlow);
+      {.operation_milliseconds = 30});
 }
 
 // --- mistakes ------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <utility>
 
 namespace shardweave::fake_gpu_internal {
 
@@ -74,9 +75,14 @@ FakeMachine::FakeMachine() {
 }
 
 void FakeMachine::reset(const FakeGpuScript& script) {
-  const std::lock_guard lock(mutex_);
-  streams_.clear();
-  default_streams_.clear();
+  std::unique_lock lock(mutex_);
+  {
+    // They end without the mutex, which what is left of their work may want.
+    const auto streams = std::exchange(streams_, {});
+    const auto default_streams = std::exchange(default_streams_, {});
+    lock.unlock();
+  }
+  lock.lock();
   events_.clear();
   for (auto& pieces : pieces_) pieces.clear();
   for (int& count : operations_) count = 0;
