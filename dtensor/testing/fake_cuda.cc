@@ -493,7 +493,7 @@ class HostCall {
     for (size_t i = 0; i < arguments.size(); ++i) find_device(stack_[first + i]);
     for (size_t i = 0; i < arguments.size(); ++i) check_device(stack_[first + i]);
     TORCH_CHECK(device_.has_value(), c10::toString(op_.operator_name()), ": on which device?");
-    gpu().synchronize(device_->index(), stream_here(device_->index()));
+    if (!is_view()) gpu().synchronize(device_->index(), stream_here(device_->index()));
     if (op_.operator_name().name == "aten::_local_scalar_dense" ||
         op_.operator_name().name == "aten::equal" || op_.operator_name().name == "aten::nonzero" ||
         op_.operator_name().name == "aten::masked_select") {
@@ -521,6 +521,14 @@ class HostCall {
     at::Tensor there, here;
     bool written;
   };
+
+  // Of which no memory is looked at.
+  bool is_view() const {
+    const auto& results = op_.schema().returns();
+    return !results.empty() && std::all_of(results.begin(), results.end(), [](const auto& result) {
+      return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+    });
+  }
 
   void find_device(const IValue& value) {
     if (device_.has_value()) return;

@@ -499,31 +499,33 @@ TEST(CudaStreamTest, FollowsTheCurrentStream) {
 // Issued under one stream, waited for under another, and let go of: nobody gets the memory while NCCL
 // works on it.
 TEST(CudaStreamTest, IssuedOnOneStreamWaitedForOnAnother) {
-  on_gpus(
-      {{"dp", 2}},
-      [](const MeshPtr& mesh) {
-        const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
-        const c10::Stream side = cuda.getNewStream(cuda.getDevice());
-        for (int i = 0; i < 20; ++i) {
-          const at::Tensor whole = numbers({64, 4}).add(i);
-          std::optional<PendingTensor> pending;
-          {
-            const c10::StreamGuard on_side(side);
-            pending.emplace(redistribute_async(
-                distribute_tensor(whole.to(at::kCUDA), mesh, {Shard(0)}, {.source = std::nullopt}) +
-                    0,
-                Placements{Replicate()}));
-          }
-          const at::Tensor sum = pending->wait() + 1;
-          pending.reset();
-          {
-            const c10::StreamGuard on_side(side);
-            at::full({32, 4}, -7.0F, at::kCUDA);  // where that was which has been sent
-          }
-          expect_equal(sum, whole + 1, "from another stream");
-        }
-      },
-      {.operation_milliseconds = 30});
+  on_gpus({{"dp", 2}},
+          [](const MeshPtr& mesh) {
+            const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+            const c10::Stream side = cuda.getNewStream(cuda.getDevice());
+            for (int i = 0; i < 20; ++i) {
+              const at::Tensor whole = numbers({64, 4}).add(i);
+              std::optional<PendingTensor> pending;
+              {
+                const c10::StreamGuard on_side(side);
+                const at::Tensor sent = distribute_tensor(whole.to(at::kCUDA), mesh, {Shard(0)},
+                                                          {.source = std::nullopt}) +
+                                        0;
+                pending.emplace(redistribute_async(sent, Placements{Replicate()}));
+              }
+              const at::Tensor gathered =
+                  pending->wait();  // no kernel comes before the memory is reused
+              pending.reset();
+              {
+                const c10::StreamGuard on_side(side);
+                cuda.synchronizeStream(side);
+                std::vector<at::Tensor> reused;  // one of them where that was which is being sent
+                for (int k = 0; k < 16; ++k) reused.push_back(at::full({32, 4}, -7.0F, at::kCUDA));
+              }
+              expect_equal(gathered, whole, "from another stream");
+            }
+          },
+          {.operation_milliseconds = 30});
 }
 
 // --- mistakes ------------------------------------------------------------------------------------
