@@ -144,6 +144,18 @@ TEST(DumpTest, ShowsAPlainModel) {
                           Not(HasSubstr("placements")), Not(HasSubstr(" at "))));
 }
 
+template <typename Inner>
+struct OfAnotherImpl : nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x; }
+  Inner inner{nullptr};
+};
+
+TEST(DumpTest, NamesTypesAsTheyAreWritten) {
+  EXPECT_THAT(dump(Hooked<OfAnotherImpl<Mlp>>()).to_string(), HasSubstr("\nOfAnother<Mlp>  "));
+  EXPECT_THAT(dump(OfAnotherImpl<std::vector<nn::Linear>>()).to_string(),
+              HasSubstr("\nOfAnother<vector<Linear, allocator<Linear>>>  "));
+}
+
 TEST(DumpTest, SaysWhereThePlanSaidSo) {
   std::atomic<int64_t> all_bytes = 0;
   int64_t global = 0;

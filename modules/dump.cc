@@ -6,7 +6,9 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/engine/forward_plan.h"
@@ -140,14 +142,29 @@ std::string by(const std::string& pattern, const std::string& source, bool plann
   return text;
 }
 
-// "Linear" of "torch::nn::LinearImpl".
-std::string short_type(std::string_view type) {
-  const size_t colon = type.rfind("::");
-  if (colon != std::string_view::npos && type.find('<') == std::string_view::npos) {
-    type.remove_prefix(colon + 2);
+// "Linear" of "torch::nn::LinearImpl", "Decoder<Mlp>" of
+// "shardweave::Hooked<my::DecoderImpl<torch::nn::ModuleHolder<my::MlpImpl> > >".
+std::string short_type(const std::string& full) {
+  const auto is_name = [](char c) { return absl::ascii_isalnum(c) || c == '_' || c == ':'; };
+  const std::string named =
+      absl::StrReplaceAll(full, {{"(anonymous namespace)::", ""}, {" >", ">"}});
+  std::string text;
+  std::vector<bool> is_shown;  // of the brackets that are open
+  for (std::string_view rest = named; !rest.empty();) {
+    const auto end = std::find_if_not(rest.begin(), rest.end(), is_name);
+    std::string_view name = rest.substr(0, static_cast<size_t>(end - rest.begin()));
+    rest.remove_prefix(name.size());
+    if (const size_t colon = name.rfind("::"); colon != name.npos) name.remove_prefix(colon + 2);
+    if (name.ends_with("Impl")) name.remove_suffix(4);
+    const bool opens = rest.starts_with('<'), closes = rest.starts_with('>') && !is_shown.empty();
+    if (opens) is_shown.push_back(name != "Hooked" && name != "ModuleHolder");
+    const bool shown = !(opens || closes) || is_shown.back();
+    if (shown || !opens) text += name;
+    if (shown) text += rest.substr(0, 1);
+    if (closes) is_shown.pop_back();
+    rest.remove_prefix(rest.empty() ? 0 : 1);
   }
-  if (type.ends_with("Impl")) type.remove_suffix(4);
-  return std::string(type);
+  return text;
 }
 
 void add_rows(const ModuleDump& d, const std::string& begin, const std::string& indent,

@@ -36,6 +36,7 @@
 #include "absl/strings/str_split.h"
 #include "ckpt.h"
 #include "models.h"
+#include "nlohmann/json.hpp"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/cost_model.h"
 #include "shardweave/dtensor/observe/explain.h"
@@ -442,10 +443,12 @@ absl::StatusOr<Outcome> run(const std::vector<std::string>& words) {
       {"verify", run_verify}};
   if (command == "models") {
     std::string text;
+    nlohmann::ordered_json json = nlohmann::ordered_json::array();
     for (const ModelKind& kind : shardweave_tool::models()) {
       absl::StrAppend(&text, kind.name, "  ", kind.description, "\n");
+      json.push_back({{"name", kind.name}, {"description", kind.description}});
     }
-    return Outcome{text};
+    return Outcome{absl::GetFlag(FLAGS_json) ? json.dump() : text};
   }
   const auto found = std::find_if(commands.begin(), commands.end(),
                                   [&](const auto& c) { return c.first == command; });
