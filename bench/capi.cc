@@ -4,7 +4,8 @@
 //   ./bazelw run -c opt //bench:capi            # a table
 //   ./bazelw run -c opt //bench:capi -- --json  # one line
 //
-// Both kinds of calls alternate in one run; the figure is the difference of the medians. Each C
+// Both kinds of calls alternate, in rounds over all operators, so that a moment in which the machine is
+// slower falls on few batches of each; the figure is the difference of what both take undisturbed. Each C
 // call frees its result, as each C++ call does. "kernel" is not LibTorch's: the operator is the
 // same. One rank, one thread.
 
@@ -13,7 +14,9 @@
 #include <cstdlib>
 #include <ctime>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/ATen.h"
@@ -52,9 +55,12 @@ double seconds(const Body& body, int calls) {
   return cpu_seconds() - start;
 }
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
+// Of the fastest tenth the slowest: what a call takes while nothing disturbs it. (Medians of the same
+// run differ by up to 0.1 us on a machine that is shared.)
+double undisturbed(std::vector<double> values) {
+  const auto tenth = values.begin() + static_cast<int64_t>(values.size() / 10);
+  std::nth_element(values.begin(), tenth, values.end());
+  return *tenth;
 }
 
 int64_t allocations(const Body& body) {
@@ -65,6 +71,11 @@ int64_t allocations(const Body& body) {
   return shardweave::allocations_so_far() - before;
 }
 
+struct Operator {
+  std::string name;
+  Body cpp, c;
+};
+
 struct Result {
   std::string name;
   double cpp_us;
@@ -74,18 +85,29 @@ struct Result {
   double overhead_us() const { return c_us - cpp_us; }
 };
 
-Result compare(std::string name, const Body& cpp, const Body& c) {
-  constexpr int kBatches = 201;
+std::vector<Result> compare(const std::vector<Operator>& operators) {
+  constexpr int kRounds = 201;
   constexpr int kCalls = 300;
-  seconds(cpp, kCalls);
-  seconds(c, kCalls);
-  std::vector<double> x, y;
-  for (int i = 0; i < kBatches; ++i) {
-    x.push_back(seconds(cpp, kCalls));
-    y.push_back(seconds(c, kCalls));
+  struct Times {
+    std::vector<double> cpp, c;
+  };
+  std::vector<Times> times(operators.size());
+  for (const Operator& each : operators) {
+    seconds(each.cpp, kCalls);
+    seconds(each.c, kCalls);
   }
-  return {std::move(name), median(x) / kCalls * 1e6, median(y) / kCalls * 1e6, allocations(cpp),
-          allocations(c)};
+  for (int round = 0; round < kRounds; ++round) {
+    for (size_t i = 0; i < operators.size(); ++i) {
+      times[i].cpp.push_back(seconds(operators[i].cpp, kCalls) / kCalls * 1e6);
+      times[i].c.push_back(seconds(operators[i].c, kCalls) / kCalls * 1e6);
+    }
+  }
+  std::vector<Result> results;
+  for (size_t i = 0; i < operators.size(); ++i) {
+    results.push_back({operators[i].name, undisturbed(times[i].cpp), undisturbed(times[i].c),
+                       allocations(operators[i].cpp), allocations(operators[i].c)});
+  }
+  return results;
 }
 
 // An operator with one result.
@@ -100,30 +122,31 @@ Body c_call(const char* name, std::vector<swv_value> arguments) {
   };
 }
 
-void compare_on(const std::string& what, swv_tensor* a, swv_tensor* b, swv_tensor* c,
-                std::vector<Result>& results) {
+// Of tensors that live longer.
+void add_operators(const std::string& what, swv_tensor* a, swv_tensor* b, swv_tensor* c,
+                   std::vector<Operator>& operators) {
   const at::Tensor x = a->tensor, y = b->tensor, z = c->tensor;
   static const int64_t dims[] = {1};
-  static swv_tensor* list[2];
-  list[0] = a;
-  list[1] = b;
   const swv_value va = swv_value_tensor(a), vb = swv_value_tensor(b), vc = swv_value_tensor(c);
-  const auto add = [&](const char* name, const Body& cpp, const Body& by_c) {
-    results.push_back(compare(what + name, cpp, by_c));
+  const auto add = [&](const char* name, Body cpp, Body by_c) {
+    operators.push_back({what + name, std::move(cpp), std::move(by_c)});
   };
-  add("add", [&] { at::add(x, y); }, c_call("aten::add.Tensor", {va, vb}));
-  add("add, all overloads", [&] { at::add(x, y); }, c_call("aten::add", {va, vb}));
+  add("add", [=] { at::add(x, y); }, c_call("aten::add.Tensor", {va, vb}));
+  add("add, all overloads", [=] { at::add(x, y); }, c_call("aten::add", {va, vb}));
   add(
-      "mul by a number", [&] { at::mul(x, 2.0); },
+      "mul by a number", [=] { at::mul(x, 2.0); },
       c_call("aten::mul.Scalar", {va, swv_value_float(2)}));
-  add("mm", [&] { at::mm(x, y); }, c_call("aten::mm", {va, vb}));
-  add("linear with bias", [&] { at::linear(x, y, z); }, c_call("aten::linear", {va, vb, vc}));
+  add("mm", [=] { at::mm(x, y); }, c_call("aten::mm", {va, vb}));
+  add("linear with bias", [=] { at::linear(x, y, z); }, c_call("aten::linear", {va, vb, vc}));
   add(
-      "sum over a dimension", [&] { at::sum(x, {1}); },
+      "sum over a dimension", [=] { at::sum(x, {1}); },
       c_call("aten::sum.dim_IntList", {va, swv_value_ints(dims, 1)}));
-  add("cat of two", [&] { at::cat({x, y}); }, c_call("aten::cat", {swv_value_tensors(list, 2)}));
+  const auto list = std::make_shared<std::vector<swv_tensor*>>(std::vector{a, b});
   add(
-      "addcmul, 4 arguments", [&] { at::addcmul(x, x, y, 0.5); },
+      "cat of two", [=] { at::cat({x, y}); },
+      [list, call = c_call("aten::cat", {swv_value_tensors(list->data(), 2)})] { call(); });
+  add(
+      "addcmul, 4 arguments", [=] { at::addcmul(x, x, y, 0.5); },
       c_call("aten::addcmul", {va, va, vb, swv_value_float(0.5)}));
 }
 
@@ -142,19 +165,21 @@ int main(int argc, char** argv) {
   check(swv_mesh_create(world, &dim, 1, &mesh));
   check(swv_layout_parse("[R]", &layout));
   const int64_t sizes[] = {8, 8};
-  std::vector<Result> results;
+  std::vector<swv_tensor*> tensors;
+  const auto randn = [&](size_t ndim, const swv_tensor_options& options) {
+    swv_tensor* made = nullptr;
+    check(swv_tensor_randn(sizes, ndim, &options, &made));
+    tensors.push_back(made);
+    return made;
+  };
+  std::vector<Operator> operators;
   for (const bool sharded : {false, true}) {
     swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
     if (sharded) options.mesh = mesh, options.layout = layout;
-    swv_tensor *a = nullptr, *b = nullptr, *c = nullptr;
-    check(swv_tensor_randn(sizes, 2, &options, &a));
-    check(swv_tensor_randn(sizes, 2, &options, &b));
-    check(swv_tensor_randn(sizes, 1, &options, &c));
-    compare_on(sharded ? "sharded: " : "plain: ", a, b, c, results);
-    swv_tensor_free(a);
-    swv_tensor_free(b);
-    swv_tensor_free(c);
+    swv_tensor *const a = randn(2, options), *const b = randn(2, options);
+    add_operators(sharded ? "sharded: " : "plain: ", a, b, randn(1, options), operators);
   }
+  const std::vector<Result> results = compare(operators);
   nlohmann::json json;
   json["bound_us"] = kBoundUs;
   double worst = 0;
@@ -179,6 +204,7 @@ int main(int argc, char** argv) {
   } else {
     std::printf("worst: %.3f us (bound %.2f)\n", worst, kBoundUs);
   }
+  for (swv_tensor* tensor : tensors) swv_tensor_free(tensor);
   swv_layout_free(layout);
   swv_mesh_free(mesh);
   swv_world_free(world);
