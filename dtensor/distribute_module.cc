@@ -78,23 +78,49 @@ void check_memory(const std::vector<Member>& members, std::string_view function)
   }
 }
 
+// What all ranks need to have alike, of each tensor; with a source not its values, which that gives.
+uint64_t sum_of(const Member& member, const ResolvedTensor& resolved, bool with_values) {
+  const at::Tensor& tensor = member.tensor;
+  // What is not made yet materialize() compares.
+  const uint64_t values = with_values && !is_deferred(tensor) ? checksum(tensor) : 0;
+  std::string text = absl::StrCat(member.fqns[0], resolved.layout.to_string(), ";",
+                                  static_cast<int>(tensor.scalar_type()));
+  for (const int64_t size : tensor.sizes()) absl::StrAppend(&text, ",", size);
+  return checksum(values, text);
+}
+
+[[noreturn]] void refuse_difference(const Difference& difference,
+                                    const std::vector<Member>& members, bool with_values,
+                                    std::string_view function) {
+  const std::string ranks =
+      absl::StrCat("ranks ", difference.ranks[0], " and ", difference.ranks[1]);
+  if (difference.index >= members.size()) {
+    throw Error(function, absl::InvalidArgumentError(absl::StrCat(
+                              ranks,
+                              " have different numbers of parameters and buffers, forward "
+                              "entries of the plan or sources; wanted the same everywhere")));
+  }
+  refuse(absl::StatusCode::kInvalidArgument, members[difference.index].fqns[0],
+         with_values
+             ? absl::StrCat("is not the same on ", ranks,
+                            " (values, shape, dtype or placements); initialise every rank alike, "
+                            "or name a source, whose values all ranks get")
+             : absl::StrCat("is not the same on ", ranks,
+                            " (name, shape, dtype or placements); make the same model with the "
+                            "same plan everywhere"),
+         function);
+}
+
 void check_same_on_all_ranks(MeshContext& context, const std::vector<Member>& members,
                              const std::vector<ResolvedTensor>& resolved, const Cause& cause) {
   if (context.mesh().size() == 1) return;
   std::vector<uint64_t> sums;
   for (size_t i = 0; i < members.size(); ++i) {
-    // What is not made yet materialize() compares.
-    const uint64_t values = is_deferred(members[i].tensor) ? 0 : checksum(members[i].tensor);
-    sums.push_back(checksum(values, resolved[i].layout.to_string()));
+    sums.push_back(sum_of(members[i], resolved[i], /*with_values=*/true));
   }
-  const std::optional<Difference> difference = first_difference(context, sums, cause);
-  if (!difference.has_value()) return;
-  refuse(
-      absl::StatusCode::kInvalidArgument, members[difference->index].fqns[0],
-      absl::StrCat("is not the same on ranks ", difference->ranks[0], " and ", difference->ranks[1],
-                   " (values, shape, dtype or placements); initialise every rank alike, or name "
-                   "a source, whose values all ranks get"),
-      cause.name);
+  if (const std::optional<Difference> difference = first_difference(context, sums, cause)) {
+    refuse_difference(*difference, members, /*with_values=*/true, cause.name);
+  }
 }
 
 void name_family(const Member& member, PlanOrigin origin) {
@@ -105,43 +131,10 @@ void name_family(const Member& member, PlanOrigin origin) {
   meta_of(member.tensor).family = std::move(family);
 }
 
-}  // namespace
-
-void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const ParameterPlan& plan,
-                       const DistributeOptions& options, std::source_location where) {
-  const std::vector<Member> members = members_of(module);
-  for (const Member& member : members) {
-    if (in_unit(member.tensor) != nullptr) {
-      refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
-             "is fully sharded already, and rests in a unit; plans come first");
-    }
-    if (is_dtensor(member.tensor)) {
-      refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
-             absl::StrCat("is a DTensor already, ", describe(member.tensor),
-                          "; a module is distributed once: for another plan make it anew, and "
-                          "register DTensors of your own after this call"));
-    }
-    if (const std::string why = not_dense(member.tensor); !why.empty()) {
-      refuse(absl::StatusCode::kInvalidArgument, member.fqns[0],
-             absl::StrCat("cannot be a DTensor: ", why));
-    }
-  }
-  check_source(mesh->mesh(), options, kDistributeModule);
-  const std::vector<ResolvedTensor> resolved =
-      resolve_members(members, mesh->mesh(), plan, kDistributeModule);
-  distribute_members(members, resolved, mesh, options, {.name = kDistributeModule, .where = where});
-}
-
-void dtensor_internal::distribute_members(const std::vector<Member>& members,
-                                          const std::vector<ResolvedTensor>& resolved,
-                                          const MeshPtr& mesh, const DistributeOptions& options,
-                                          const Cause& cause) {
+// Each where it stands.
+void make_dtensors(const std::vector<Member>& members, const std::vector<ResolvedTensor>& resolved,
+                   const MeshPtr& mesh, const DistributeOptions& options, const Cause& cause) {
   const std::source_location& where = cause.where;
-  check_memory(members, cause.name);
-  if (!options.source.has_value()) {
-    check_same_on_all_ranks(*MeshContext::of(mesh), members, resolved, cause);
-  }
-
   const std::string place =
       *where.file_name() == '\0' ? "" : absl::StrCat(where.file_name(), ":", where.line());
   const c10::AutoGradMode no_grad(false);
@@ -171,6 +164,63 @@ void dtensor_internal::distribute_members(const std::vector<Member>& members,
     name_family(member, {resolved[i].pattern, place});
     meta_of(member.tensor).came_from(meta.provenance);
   }
+}
+
+}  // namespace
+
+void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const ParameterPlan& plan,
+                       const DistributeOptions& options, std::source_location where) {
+  Agreement agreement(*MeshContext::of(mesh), {.name = kDistributeModule, .where = where});
+  distribute_agreed(module, mesh, plan, options, where, agreement, "");
+}
+
+void dtensor_internal::distribute_agreed(torch::nn::Module& module, const MeshPtr& mesh,
+                                         const ParameterPlan& plan,
+                                         const DistributeOptions& options,
+                                         std::source_location where, Agreement& agreement,
+                                         std::string_view also) {
+  const std::vector<Member> members = members_of(module);
+  for (const Member& member : members) {
+    if (in_unit(member.tensor) != nullptr) {
+      refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
+             "is fully sharded already, and rests in a unit; plans come first");
+    }
+    if (is_dtensor(member.tensor)) {
+      refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
+             absl::StrCat("is a DTensor already, ", describe(member.tensor),
+                          "; a module is distributed once: for another plan make it anew, and "
+                          "register DTensors of your own after this call"));
+    }
+    if (const std::string why = not_dense(member.tensor); !why.empty()) {
+      refuse(absl::StatusCode::kInvalidArgument, member.fqns[0],
+             absl::StrCat("cannot be a DTensor: ", why));
+    }
+  }
+  check_source(mesh->mesh(), options, kDistributeModule);
+  const std::vector<ResolvedTensor> resolved =
+      resolve_members(members, mesh->mesh(), plan, kDistributeModule);
+  check_memory(members, kDistributeModule);
+  const bool with_values = !options.source.has_value();
+  std::vector<uint64_t> sums;
+  for (size_t i = 0; i < members.size(); ++i) {
+    sums.push_back(sum_of(members[i], resolved[i], with_values));
+  }
+  sums.push_back(checksum(static_cast<uint64_t>(options.source.value_or(-1)), also));
+  if (const std::optional<Difference> difference = agreement.reach(sums)) {
+    refuse_difference(*difference, members, with_values, kDistributeModule);
+  }
+  make_dtensors(members, resolved, mesh, options, {.name = kDistributeModule, .where = where});
+}
+
+void dtensor_internal::distribute_members(const std::vector<Member>& members,
+                                          const std::vector<ResolvedTensor>& resolved,
+                                          const MeshPtr& mesh, const DistributeOptions& options,
+                                          const Cause& cause) {
+  check_memory(members, cause.name);
+  if (!options.source.has_value()) {
+    check_same_on_all_ranks(*MeshContext::of(mesh), members, resolved, cause);
+  }
+  make_dtensors(members, resolved, mesh, options, cause);
 }
 
 std::vector<at::Tensor> unique_parameters(const torch::nn::Module& module) {

@@ -22,17 +22,18 @@
 namespace shardweave {
 
 // Turns every parameter and buffer into a DTensor, in place: all handles to them (the module's
-// members, an optimizer's list) see it. What no entry of the plan matches is replicated. Values come from `options.source` (by default the mesh's first rank);
-// without a source every rank's own count, and one small all-reduce of checksums finds out whether
-// they are the same.
+// members, an optimizer's list) see it. What no entry of the plan matches is replicated. Values come
+// from `options.source` (by default the mesh's first rank); without a source every rank's own count.
+// Collective over the mesh: one small all-reduce finds out whether all ranks have the same tensors
+// and the same plan, without a source the same values, too.
 //
 // A tensor with several names (tied weights) stays one. Different tensors over the same memory (a
 // view that is registered as another parameter) would come apart, and are refused.
 //
 // Throws Error before anything is changed: what resolve_plan() throws; OutOfRange for a source that is
 // no rank of the mesh; FailedPrecondition for a DTensor; InvalidArgument for tensors that cannot be
-// one or that overlap in memory, and, without a source, the first tensor that is not the same on every
-// rank.
+// one or that overlap in memory, for the first tensor that is not the same on every rank, and on the
+// ranks where nothing is wrong while another refuses.
 void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const ParameterPlan& plan,
                        const DistributeOptions& options = {},
                        std::source_location where = std::source_location::current());

@@ -179,6 +179,12 @@ absl::StatusOr<FqnPattern> FqnPattern::parse(std::string_view text) {
   FqnPattern pattern;
   if (text.starts_with(kRegex)) {
     const std::string_view body = text.substr(kRegex.size());
+    // libstdc++ descends once for each parenthesis.
+    constexpr size_t kMost = 4096;
+    if (body.size() > kMost) {
+      return absl::InvalidArgumentError(absl::StrCat("is a regular expression of ", body.size(),
+                                                     " characters; wanted at most ", kMost));
+    }
     try {
       pattern.regex_ = std::make_shared<std::regex>(body.begin(), body.end(), kSyntax);
     } catch (const std::regex_error& error) {

@@ -201,6 +201,10 @@ TEST(FqnPatternTest, SaysWhatIsNoPattern) {
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(why)) << text;
     EXPECT_FALSE(matches_fqn(text, "a"));
   }
+  const std::string nested = "re:" + std::string(100'000, '(') + std::string(100'000, ')');
+  EXPECT_THAT(
+      std::string(FqnPattern::parse(nested).status().message()),
+      ::testing::HasSubstr("is a regular expression of 200000 characters; wanted at most 4096"));
 }
 
 TEST(FqnPatternTest, TheMoreSpecificIsGreater) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -398,6 +399,8 @@ class PlanSearch {
       });
       result.plan = names_.shortened(plan);
       result.cost = plan_cost(make_, mesh_, result.plan, cost_model_, options_.cost);
+    } catch (const std::bad_alloc&) {
+      throw;  // says nothing of the plan
     } catch (const std::exception& error) {
       if (must_be) throw;
       result.obstacle = message_of(error);

@@ -43,9 +43,13 @@ const std::vector<Style>& styles() {
       {"local_packed_rowwise", rowwise_linear(kPacked)},
       // Of modules without weights of their own, or whose weights stay whole: what they do about
       // communication DTensors do by themselves.
+      {"all_reduce", {}},
       {"ep_router", {}},
       {"gather", {}},
       {"local", {}},
+      {"megamoe_experts", {}},
+      {"megamoe_router", {}},
+      {"mla_kv_a_proj", {}},
       {"moe_identity_expert", {}},
       {"moe_tp_experts", {}},
       {"replicate", {}},
@@ -106,6 +110,9 @@ absl::StatusOr<ShardingPlan> hugging_face_plan(const torch::nn::Module& module,
 
   const Names names(module);
   ShardingPlan plan;
+  // A configuration speaks of all that models of its type may have.
+  const bool is_configuration = !path.empty();
+  bool finds_any = false;
   path.emplace_back();
   for (const auto& [name, value] : entries->items()) {
     path.back() = name;
@@ -138,9 +145,15 @@ absl::StatusOr<ShardingPlan> hugging_face_plan(const torch::nn::Module& module,
         if (has(pattern, /*is_module=*/false)) plan.parameter.push_back({pattern, placements});
       }
     }
-    if (!found) {
+    finds_any |= found;
+    if (!found && !is_configuration) {
       return document->refuse(path, "the module has no parameter and no module of this name");
     }
+  }
+  if (is_configuration && !finds_any && !entries->empty()) {
+    path.pop_back();
+    return document->refuse(path,
+                            "the module has no parameter and no module of any of these names");
   }
   return plan;
 }

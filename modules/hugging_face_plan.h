@@ -24,8 +24,9 @@
 namespace shardweave {
 
 // For `module`, whose parameters are named as there. `text`: the plan's object, or a configuration
-// (config.json) with a base_model_tp_plan. InvalidArgument says on which line something is no plan, or
-// a name that the module does not have; for a style that is not known it lists those that are.
+// (config.json) with a base_model_tp_plan, some of whose names the module need not have: it speaks of
+// all models of its type. InvalidArgument says on which line something is no plan, or a name that the
+// module does not have; for a style that is not known it lists those that are.
 absl::StatusOr<ShardingPlan> hugging_face_plan(const torch::nn::Module& module,
                                                std::string_view text,
                                                std::string_view tp_mesh_dim = "tp");

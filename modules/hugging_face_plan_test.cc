@@ -164,6 +164,19 @@ TEST(HuggingFacePlanTest, TakesAConfigurationAndTheBaseModelItself) {
   EXPECT_EQ(of_base->parameter[0].placements, PlanPlacements({{"x", Shard(-1)}}));
 }
 
+// DeepSeek's has the experts of models with experts, and layers of those without.
+TEST(HuggingFacePlanTest, AConfigurationSpeaksOfAllModelsOfItsType) {
+  Model model;
+  const auto plan = hugging_face_plan(*model, R"json({"base_model_tp_plan": {
+      "layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.kv_a_proj_with_mqa": "mla_kv_a_proj",
+      "layers.*.mlp.shared_experts.up_proj": "colwise", "layers.*.mlp.shared_experts": "all_reduce"}})json");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->parameter.size(), 2u);
+  const auto none = hugging_face_plan(
+      *model, R"json({"base_model_tp_plan": {"h.*.attn.c_attn": "packed_colwise"}})json");
+  EXPECT_THAT(std::string(none.status().message()), HasSubstr("no module of any of these names"));
+}
+
 TEST(HuggingFacePlanTest, SaysWhatIsWrong) {
   Model model;
   const std::pair<const char*, const char*> cases[] = {

@@ -11,6 +11,9 @@
 
 namespace shardweave::modules_internal {
 
+// What errors of plans and styles begin with.
+inline constexpr char kFunctionOfPlans[] = "parallelize_module";
+
 // Of a weight [out, in], a bias [out], and what goes in and comes out. Dimensions count from the
 // end: an expert's weights have one more in front.
 struct LayerStyle {

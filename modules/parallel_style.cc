@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_join.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/layer_style.h"
 #include "shardweave/modules/nn/gpt2.h"
@@ -24,7 +26,7 @@ namespace {
 using namespace modules_internal;
 
 [[noreturn]] void refuse_style(absl::StatusCode code, const std::string& why) {
-  throw Error("parallelize_module", absl::Status(code, why));
+  throw Error(kFunctionOfPlans, absl::Status(code, why));
 }
 
 template <typename... T>
@@ -519,6 +521,8 @@ class Planner {
     if (columns(*a.output) % heads != 0)
       wrong_heads(*a.output, columns(*a.output), "columns", heads);
     const int64_t size = query / heads, value_size = columns(*a.output) / heads;
+    if (size == 0) wrong_heads(*a.query, query, "rows", heads);
+    if (value_size == 0) wrong_heads(*a.output, columns(*a.output), "columns", heads);
     // Heads of keys and values, each for as many of queries.
     const int64_t shared = key / size;
     if (key % size != 0 || shared == 0 || heads % shared != 0) {
@@ -544,7 +548,9 @@ class Planner {
     LayerStyle first, second = rowwise_linear();
     if (a.interleaved && sizes_fit && heads != 0) {
       // Groups of queries with the key and the value that they share.
-      const int64_t size = queries / heads, groups = keys / size;
+      const int64_t size = queries / heads;
+      if (size == 0) wrong_heads(*a.output, queries, "columns", heads);
+      const int64_t groups = keys / size;
       if (groups == 0 || keys % size != 0) wrong_heads(*a.query, all, "rows", heads);
       const std::vector<int64_t> counts = chunks_of(groups, ranks_);
       first = rows_cut(cut_by(-2, counts, all / groups));
@@ -580,7 +586,7 @@ class Planner {
     }
     for (size_t i = 0; i + 1 < linears.size(); i += 2) {
       const int64_t out = rows(*linears[i]), in = columns(*linears[i + 1]);
-      first_of_pair(*linears[i], colwise_linear(out % in == 0 ? out / in : 1), options);
+      first_of_pair(*linears[i], colwise_linear(in != 0 && out % in == 0 ? out / in : 1), options);
       second_of_pair(*linears[i + 1], rowwise_linear(), options);
     }
   }
@@ -713,17 +719,32 @@ ShardingPlan sharding_plan(const torch::nn::Module& module, const DeviceMesh& me
   return planner.plan();
 }
 
+namespace {
+
+// A rank whose styles are refused tells the others, which would wait for it.
+template <typename Styles>
+ShardingPlan agreed_plan(const torch::nn::Module& module, const MeshPtr& mesh, const Styles& styles,
+                         std::string_view tp_mesh_dim, std::source_location where) {
+  dtensor_internal::Agreement agreement(*dtensor_internal::MeshContext::of(mesh),
+                                        {.name = kFunctionOfPlans, .where = where});
+  ShardingPlan plan = sharding_plan(module, mesh->mesh(), styles, tp_mesh_dim);
+  agreement.reach({});
+  return plan;
+}
+
+}  // namespace
+
 void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const StylePlan& styles,
                         std::string_view tp_mesh_dim, const DistributeOptions& options,
                         std::source_location where) {
-  parallelize_module(module, mesh, sharding_plan(module, mesh->mesh(), styles, tp_mesh_dim),
-                     options, where);
+  parallelize_module(module, mesh, agreed_plan(module, mesh, styles, tp_mesh_dim, where), options,
+                     where);
 }
 
 void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const ParallelStyle& style,
                         std::string_view tp_mesh_dim, const DistributeOptions& options,
                         std::source_location where) {
-  parallelize_module(module, mesh, sharding_plan(module, mesh->mesh(), style, tp_mesh_dim), options,
+  parallelize_module(module, mesh, agreed_plan(module, mesh, style, tp_mesh_dim, where), options,
                      where);
 }
 

@@ -67,7 +67,9 @@ struct PairwiseParallel {
   std::optional<Placement> output;
   // Of an attention of linear layers; 0: not known. Numbers are right without it. With it heads
   // stay whole where they do not divide by the ranks, and keys and values of which there are fewer
-  // heads than ranks are computed by all. (MultiheadAttention says itself how many it has.)
+  // heads than ranks are computed by all. Not where queries, keys and values are packed in one
+  // weight that is not interleaved: its parts are cut evenly, and heads that do not divide cost
+  // communication. (MultiheadAttention says itself how many it has.)
   int64_t heads = 0;
   friend bool operator==(const PairwiseParallel&, const PairwiseParallel&) = default;
 };

@@ -40,7 +40,10 @@ class Options {
     const Json* value = take(key);
     if (value == nullptr) return otherwise;
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-    const bool fits = value->is_number_integer() && *value >= least && *value <= kMost;
+    const bool fits = value->is_number_integer() &&
+                      (value->is_number_unsigned() ? value->get<uint64_t>() <= kMost
+                                                   : value->get<int64_t>() <= kMost) &&
+                      value->get<int64_t>() >= least;
     if (fits) return value->get<int64_t>();
     fail(
         document_.expected(at(key), str_cat("a whole number from ", least, " to ", kMost), *value));

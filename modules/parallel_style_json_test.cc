@@ -67,6 +67,8 @@ TEST(ParallelStyleJsonTest, SaysWhatIsWrong) {
       {R"({"a": {"style": "pairwise", "heads": 0}})", "\"heads\": wanted a whole number from 1"},
       {R"({"a": {"style": "pairwise", "heads": 99999999999}})", "wanted a whole number from 1"},
       {R"({"a": {"style": "sequence", "sequence_dim": 0.5}})", "wanted a whole number"},
+      {R"({"a": {"style": "sequence", "sequence_dim": 18446744073709551615}})",
+       "wanted a whole number"},
       {R"({"a": {"style": "prepare_input", "mask": 3}})", "\"mask\": wanted a placement"},
       {R"({"a{": "colwise"})", "has a '{' without"},
       {R"({"a": "colwise", "a": "rowwise"})", "stands twice"},

@@ -699,6 +699,56 @@ TEST(ParallelStyleTest, ErrorsComeBeforeAnythingChanges) {
           invalid, {"of a Hooked module's forward the names of arguments are not known"});
 }
 
+// Layers without rows or columns: an error where heads are said, numbers where they are not.
+TEST(ParallelStyleTest, LayersOfNoSize) {
+  struct NoHeads : nn::Module {
+    NoHeads(int64_t rows, int64_t columns) {
+      for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
+        register_module(name, of(4, rows));
+      }
+      register_module("o_proj", of(columns, 4));
+    }
+    static nn::Linear of(int64_t in, int64_t out) {  // whose initialiser wants an input
+      nn::Linear layer(1, out);
+      layer->weight.set_data(at::ones({out, in}));
+      return layer;
+    }
+  };
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const auto refused = [&](int64_t rows, int64_t columns, const char* why) {
+      NoHeads model(rows, columns);
+      try {
+        parallelize_module(model, mesh, PairwiseParallel{.heads = 2});
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what_without_backtrace(), HasSubstr(why));
+      }
+    };
+    refused(0, 4, "'q_proj' (torch::nn::LinearImpl) has 0 rows");
+    refused(4, 0, "'o_proj' (torch::nn::LinearImpl) has 0 columns");
+    nn::Sequential mlp(NoHeads::of(4, 0), nn::GELU(), NoHeads::of(0, 4));
+    parallelize_module(*mlp, mesh, PairwiseParallel());
+    const at::Tensor y = full_tensor(mlp->forward(at::ones({2, 4})));
+    EXPECT_TRUE(y.equal(full_tensor(mlp->parameters().back()).expand({2, 4})));
+  });
+}
+
+// Nobody waits for a rank that has refused.
+TEST(ParallelStyleTest, OneRanksMistakeReachesTheOthers) {
+  on_mesh({{"tp", 3}}, [](const MeshPtr& mesh) {
+    auto model = mlp_of({4, 6, 4}).make();
+    const bool mistaken = mesh->coordinate()[0] == 1;
+    try {
+      parallelize_module(*model, mesh, {{mistaken ? "haed" : "*", PairwiseParallel()}});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what_without_backtrace(),
+                  HasSubstr(mistaken ? "matches no module" : "it was refused on other ranks"));
+    }
+    for (const at::Tensor& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
+  });
+}
+
 TEST(ParallelStyleTest, ParallelizingTwiceIsAnError) {
   on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
     auto model = mlp_of({4, 6, 4}).make();

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_join.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/distribute.h"
 #include "shardweave/dtensor/engine/forward_plan.h"
 #include "shardweave/dtensor/engine/members.h"
@@ -18,6 +19,7 @@
 #include "shardweave/dtensor/observe/text_table.h"
 #include "shardweave/modules/apply_plugins.h"
 #include "shardweave/modules/hooked.h"
+#include "shardweave/modules/layer_style.h"
 #include "torch/nn/module.h"
 
 namespace shardweave {
@@ -25,11 +27,10 @@ namespace {
 
 using namespace dtensor_internal;
 using modules_internal::ForwardHook;
-
-constexpr char kParallelizeModule[] = "parallelize_module";
+using modules_internal::kFunctionOfPlans;
 
 [[noreturn]] void refuse(absl::StatusCode code, const std::string& why) {
-  throw Error(kParallelizeModule, absl::Status(code, why));
+  throw Error(kFunctionOfPlans, absl::Status(code, why));
 }
 
 // A module that a forward plan can name, and where its forward can be met.
@@ -102,7 +103,7 @@ std::map<std::string, Place, std::less<>> places_of(torch::nn::Module& module,
     for (const std::string& name : place.weight->fqns) {
       const auto [owner, last] = split_fqn(name);
       if (owner == fqn) has_weight |= last == "weight";
-      if (owner != fqn) place.also = owner;
+      if (owner != fqn && place.hook == nullptr) place.also = owner;  // a hook knows its module
     }
     if (!has_weight && place.parameters.size() > 1) place.weight = nullptr;
   }
@@ -407,7 +408,7 @@ void telling_answers(const ShardingPlan& given, const ShardingPlan& plan, F f) {
     const std::string which = modules_internal::which_are_answers(given, plan);
     if (which.empty()) throw;
     throw Error(
-        kParallelizeModule,
+        kFunctionOfPlans,
         absl::Status(error.status().code(), str_cat(std::string(error.status().message()), which)));
   }
 }
@@ -438,13 +439,32 @@ ResolvedPlan resolved_plan(torch::nn::Module& module, const DeviceMesh& mesh,
   return resolved;
 }
 
+// What ranks compare of a forward plan.
+std::string text_of(const std::vector<Observed>& observed) {
+  std::string text;
+  for (const Observed& o : observed) {
+    for (const auto* values : {&o.layouts->inputs, &o.layouts->outputs}) {
+      for (const ForwardLayouts::Value& value : *values) {
+        str_append(&text, value.name, values == &o.layouts->inputs ? " <" : " >");
+        for (const std::optional<Placement>& p : value.target.placements) {
+          str_append(&text, " ", p.has_value() ? p->to_string() : "-");
+        }
+        for (const int m : value.target.order) str_append(&text, " ", m);
+        text.push_back(';');
+      }
+    }
+  }
+  return text;
+}
+
 void parallelize(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
-                 const DistributeOptions& options, std::source_location where) {
+                 const DistributeOptions& options, std::source_location where,
+                 Agreement& agreement) {
   const std::vector<Member> members = members_of(module);
   auto places = places_of(module, members);
   const std::vector<Observed> observed =
       resolve_forward(plan.forward, mesh->mesh(), members, places);
-  distribute_module(module, mesh, plan.parameter, options, where);
+  distribute_agreed(module, mesh, plan.parameter, options, where, agreement, text_of(observed));
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   for (const Observed& o : observed) {
     o.layouts->where = where;
@@ -498,10 +518,12 @@ std::string to_string(const ResolvedPlan& resolved) {
 void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
                         const Plugins& plugins, const DistributeOptions& options,
                         std::source_location where) {
+  Agreement agreement(*MeshContext::of(mesh), {.name = kFunctionOfPlans, .where = where});
   modules_internal::check_rules(mesh, plugins);
   modules_internal::AppliedPatches patches(module, mesh->mesh(), plan, plugins);
   const ShardingPlan answered = modules_internal::with_answers(module, mesh->mesh(), plan, plugins);
-  telling_answers(plan, answered, [&] { parallelize(module, mesh, answered, options, where); });
+  telling_answers(plan, answered,
+                  [&] { parallelize(module, mesh, answered, options, where, agreement); });
   modules_internal::add_rules(mesh, plugins);
   patches.keep();
 }

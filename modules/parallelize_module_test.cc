@@ -445,6 +445,45 @@ TEST(ParallelizeModuleTest, ErrorsComeBeforeAnythingChanges) {
       HasSubstr("matches no parameter"));
 }
 
+// With a source, too, where values may differ: no rank waits for another, and none goes its own way.
+TEST(ParallelizeModuleTest, RanksOfDifferentPlansHearOfIt) {
+  const auto expect = [](const std::function<ShardingPlan(int)>& plan_of, const char* mistaken,
+                         const char* others) {
+    on_mesh({{"dp", 1}, {"tp", 3}}, [&](const MeshPtr& mesh) {
+      const int rank = mesh->coordinate()[1];
+      Gpt model;
+      try {
+        parallelize_module(*model, mesh, plan_of(rank));
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what_without_backtrace(), HasSubstr(rank == 1 ? mistaken : others));
+      }
+      for (const at::Tensor& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
+    });
+  };
+  const char* kOthers = "it was refused on other ranks";
+  expect(
+      [](int rank) -> ShardingPlan { return {{{"h0.up.weight", {{"tp", Shard(rank == 1)}}}}, {}}; },
+      "'h0.up.weight': is not the same on ranks 0 and 1 (name, shape, dtype or placements)",
+      "'h0.up.weight': is not the same on ranks 0 and 1");
+  expect(
+      [](int rank) -> ShardingPlan {
+        return {{}, {{"h0.up.input", {{"tp", rank == 1 ? Shard(0) : Replicate()}}}}};
+      },
+      "ranks 0 and 1 have different numbers of parameters and buffers, forward entries",
+      "ranks 0 and 1 have different");
+  expect(
+      [](int rank) -> ShardingPlan {
+        return {{{rank == 1 ? "nothing" : "h0.up.weight", {{"tp", Shard(0)}}}}, {}};
+      },
+      "matches no parameter", kOthers);
+  expect(
+      [](int rank) -> ShardingPlan {
+        return {{}, {{rank == 1 ? "nothing.input" : "h0.up.input", {{"tp", Shard(0)}}}}};
+      },
+      "matches no module", kOthers);
+}
+
 // What would be done, with nothing done; and the same errors.
 TEST(ParallelizeModuleTest, APlanIsResolvedWithoutDoingAnything) {
   on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
@@ -515,6 +554,34 @@ TEST(ParallelizeModuleTest, AWeightThatTwoModulesShareTellsNoneOfThem) {
                   HasSubstr("it shares its weight with 'embedding'"));
     }
     EXPECT_FALSE(is_dtensor(weight));
+  });
+}
+
+// A Hooked module knows itself where its forward begins, whoever has its weight.
+TEST(ParallelizeModuleTest, AHookedModuleMayShareItsWeight) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    struct Tied : nn::Module {
+      Tied() {
+        embedding = register_module("embedding", nn::Embedding(6, 4));
+        head = register_module("head", Head());
+        head->weight = head->register_parameter("weight", embedding->weight);
+      }
+      struct HeadImpl : nn::Module {
+        at::Tensor forward(const at::Tensor& x) { return x.matmul(weight.t()); }
+        at::Tensor weight;
+      };
+      using Head = nn::ModuleHolder<Hooked<HeadImpl>>;
+      nn::Embedding embedding = nullptr;
+      Head head = nullptr;
+    };
+    Tied model;
+    parallelize_module(model, mesh,
+                       {.parameter = {{"embedding.weight", {{"tp", Shard(0)}}}},
+                        .forward = {{"head.output", {{"tp", Replicate()}}}}});
+    const at::Tensor whole = full_tensor(model.embedding->weight.detach());
+    const at::Tensor y = model.head->forward(at::ones({2, 4}));
+    EXPECT_EQ(layout_of(y).to_string(), "[R]");
+    EXPECT_TRUE(at::allclose(full_tensor(y.detach()), at::ones({2, 4}).matmul(whole.t())));
   });
 }
 

@@ -74,8 +74,9 @@ struct PlanCost {
   int64_t bytes_touched = 0;
   double compute_seconds = 0;
 
-  // In bytes, on the first rank, whose parts are as large as any. Activations are those that are there
-  // when forward is over (module_memory.h).
+  // In bytes, on the first rank, whose parts are as large as any, but where the plan's own sizes
+  // (Ragged) give another more. Activations are those that are there when forward is over
+  // (module_memory.h).
   int64_t parameters = 0, buffers = 0, gradients = 0, optimizer = 0, activations = 0;
 
   int64_t collectives() const;

@@ -883,8 +883,15 @@ class Maker {
     return ranges;
   }
 
-  // Whether every operator that the value depends on can run on a part.
-  bool can_be_alone(const std::vector<int>& needed, const std::vector<int64_t>& shape) const {
+  // Whether every operator that the value depends on can run on a part, which is of the type that
+  // its storage was made with: not through a view of another type.
+  bool can_be_alone(const Geometry& value, const std::vector<int>& needed,
+                    const std::vector<int64_t>& shape) const {
+    std::map<int, at::ScalarType> dtypes;  // by storage
+    const auto is_as_made = [&](const Geometry& g) {
+      const auto made = dtypes.find(g.storage);
+      return made != dtypes.end() && made->second == g.dtype;
+    };
     for (const int n : needed) {
       const Node& node = tape_->nodes[n];
       const std::string& name = base_name(node.op);
@@ -892,6 +899,7 @@ class Maker {
                          is_one_of(name, kOnes) || is_one_of(name, kFull);
       for (const auto& [output, g] : node.makes) {
         if (output != 0 || !g.is_whole(shape)) return false;
+        dtypes[g.storage] = g.dtype;
       }
       if (fills) continue;
       const bool draws = node.stream.has_value() && node.operands.size() == 1;
@@ -913,6 +921,7 @@ class Maker {
           continue;
         }
         const Geometry& g = *operand.deferred;
+        if (!is_as_made(g)) return false;
         const bool whole = g.is_whole(shape);
         if (!whole && (draws || !node.makes.empty())) return false;
         const auto its = box_of(g, shape);
@@ -922,13 +931,13 @@ class Maker {
         sizes = g.sizes;
       }
     }
-    return true;
+    return is_as_made(value);
   }
 
   std::optional<at::Tensor> part_alone(const Geometry& g, const Spec& spec) {
     const std::vector<int64_t> shape(spec.sizes.begin(), spec.sizes.end());
     const std::vector<int> needed = tape_->needed(g.storage);
-    if (!g.is_whole(shape) || !can_be_alone(needed, shape)) return std::nullopt;
+    if (!g.is_whole(shape) || !can_be_alone(g, needed, shape)) return std::nullopt;
     std::map<int, at::Tensor> parts;  // by storage
     for (const int n : needed) {
       const Node& node = tape_->nodes[n];

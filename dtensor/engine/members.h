@@ -1,7 +1,9 @@
 // The tensors of a module, and what a plan says of each. Internal to dtensor/.
 #pragma once
 
+#include <source_location>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -10,7 +12,8 @@
 
 namespace shardweave::dtensor_internal {
 
-struct Cause;  // redistribute.h
+struct Cause;     // redistribute.h
+class Agreement;  // checksum.h
 
 struct Member {
   at::Tensor tensor;
@@ -31,6 +34,12 @@ std::vector<Member> members_of(const torch::nn::Module& module);
 std::vector<ResolvedTensor> resolve_members(const std::vector<Member>& members,
                                             const DeviceMesh& mesh, const ParameterPlan& plan,
                                             const char* function);
+
+// distribute_module() as part of what all ranks do or none does: reaches the agreement before it
+// changes anything. `also`: what else has to be the same on every rank.
+void distribute_agreed(torch::nn::Module& module, const MeshPtr& mesh, const ParameterPlan& plan,
+                       const DistributeOptions& options, std::source_location where,
+                       Agreement& agreement, std::string_view also);
 
 // What distribute_module() does with tensors that are plain, and dense: each becomes a DTensor where
 // it stands, in its `resolved` layout. Errors begin with the cause's name.

@@ -284,6 +284,11 @@ func (r *RotaryEmbedding) Forward(x *sw.Tensor) *sw.Tensor {
 	if err != nil {
 		return sw.Failed(err)
 	}
+	dtype, err := x.DType()
+	if err != nil {
+		return sw.Failed(err)
+	}
+	table := func(t *sw.Tensor) *sw.Tensor { return t.Narrow(0, 0, length).To(dtype) }
 	turned := sw.Cat([]*sw.Tensor{halves[1].Neg(), halves[0]}, -1)
-	return x.Mul(r.Cos.Narrow(0, 0, length)).Add(turned.Mul(r.Sin.Narrow(0, 0, length)))
+	return x.Mul(table(r.Cos)).Add(turned.Mul(table(r.Sin)))
 }

@@ -184,6 +184,9 @@ func TestValuesAreThoseOfTorch(t *testing.T) {
 	x := tenths(w, 1, 1, 3, 8).Sin()
 	check(t, "RotaryEmbedding", rotary(w, nil).Forward(x), []float64{0.099833, 0.198669, 0.29552, 0.389418, 0.479426, 0.564642, 0.644218, 0.717356,
 		-0.387573, 0.493288, 0.787172, 0.899969, 1.17976, 1.19827, 1.081484, 1.028543, -1.197592, 0.30756, 0.779288, 0.864788, 0.542496, 1.227783, 0.918842, 0.731583})
+	if d, err := rotary(w, nil).Forward(x.To(sw.BF16)).DType(); err != nil || d != sw.BF16 {
+		t.Error("what a rotary embedding gives of bf16:", d, err)
+	}
 	llama3 := &nn.RopeScaling{Type: "llama3", Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPositionEmbeddings: 32}
 	check(t, "of Llama 3", rotary(w, llama3).Forward(x), []float64{0.099833, 0.198669, 0.29552, 0.389418, 0.479426, 0.564642, 0.644218, 0.717356,
 		-0.387573, 0.743308, 0.878669, 0.928081, 1.17976, 1.06145, 1.008557, 1.00325, -1.197592, 0.801987, 0.927364, 0.903929, 0.542496, 0.979215, 0.769127, 0.682631})
