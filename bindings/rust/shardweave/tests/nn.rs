@@ -257,6 +257,23 @@ fn rotary_turns_by_position() {
         let between = (1.0 - smooth) * plain(16) / 32.0 + smooth * plain(16);
         assert!((of(16) / between - 1.0).abs() < 1e-5);
         assert!(RotaryOptions::new(5, 9).build().is_err());
+        for scaling in [
+            RopeScaling::Linear { factor: 0.0 },
+            RopeScaling::Llama3 {
+                factor: 8.0,
+                low_freq_factor: 4.0,
+                high_freq_factor: 4.0,
+                original_max_position_embeddings: 8192.0,
+            },
+        ] {
+            let refused = RotaryOptions::new(6, 9).scaling(scaling).build();
+            assert!(refused.unwrap_err().to_string().contains("low_freq_factor below"));
+        }
+        // Angles are products of floats, as in transformers: far positions of the fastest pairs.
+        let far = RotaryOptions::new(6, 20_000).build()?.buffers();
+        let (at, frequency) = (19_999_f32, 10_000_f64.powf(-1.0 / 3.0) as f32);
+        let wanted = f64::from(at * frequency).cos() as f32;
+        assert_eq!(far[0].1.i((19_999, 1))?.item::<f32>()?, wanted);
         Ok(())
     };
     body().unwrap();

@@ -346,6 +346,33 @@ pub enum RopeScaling {
     },
 }
 
+impl RopeScaling {
+    fn check(self) -> Result<()> {
+        let wanted = match self {
+            RopeScaling::None => return Ok(()),
+            RopeScaling::Linear { factor } => factor > 0.0,
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => {
+                factor > 0.0
+                    && low_freq_factor > 0.0
+                    && high_freq_factor > low_freq_factor
+                    && original_max_position_embeddings > 0.0
+            }
+        };
+        if wanted {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "RotaryOptions::build: {self:?}; wanted numbers above 0, and low_freq_factor below \
+             high_freq_factor"
+        )))
+    }
+}
+
 impl RotaryOptions {
     /// For heads of so many features, an even number, and so many positions; theta is 10000.
     pub fn new(head_dim: i64, positions: i64) -> RotaryOptions {
@@ -399,10 +426,12 @@ impl RotaryOptions {
                  {theta}; wanted an even number of features, a position and a theta above 0"
             )));
         }
-        let frequencies: Vec<f64> = (0..head_dim / 2).map(|i| self.frequency(i)).collect();
+        self.scaling.check()?;
+        // Rounded as transformers does, whose frequencies and angles are floats.
+        let frequencies: Vec<f32> = (0..head_dim / 2).map(|i| self.frequency(i) as f32).collect();
         let angles = (0..positions)
-            .flat_map(|at| frequencies.iter().chain(&frequencies).map(move |f| at as f64 * f));
-        let angles: Vec<f64> = angles.collect();
+            .flat_map(|at| frequencies.iter().chain(&frequencies).map(move |f| at as f32 * f));
+        let angles: Vec<f64> = angles.map(f64::from).collect();
         let table = |of: fn(f64) -> f64| {
             let numbers: Vec<f32> = angles.iter().map(|angle| of(*angle) as f32).collect();
             Tensor::from_slice(&numbers, &[positions, head_dim]).of("RotaryOptions::build")
