@@ -129,7 +129,7 @@ const std::vector<Function> kFunctions = {
     F(swv_module_dump), F(swv_module_memory), F(swv_module_list_communication), F(swv_module_verify),
     F(swv_module_is_training), F(swv_module_forward), F(swv_forward_share), F(swv_forward_begin),
     F(swv_forward_end), F(swv_plan_from_hugging_face), F(swv_plan_from_zoo), F(swv_plan_from_styles), F(swv_plan_auto), F(swv_plan_add_layout), F(swv_plan_add_forward),
-    F(swv_plan_add_forward_layout), F(swv_plan_resolve), F(swv_mesh_enter_source),
+    F(swv_plan_add_forward_layout), F(swv_plan_add_module), F(swv_module_set_sharding), F(swv_plan_resolve), F(swv_mesh_enter_source),
     F(swv_plan_create), F(swv_plan_from_json), F(swv_plan_to_json), F(swv_plan_add),
     F(swv_module_distribute), F(swv_module_finish_grad_sync),
     F(swv_module_zero_grad), F(swv_optimizer_create_sgd), F(swv_optimizer_create_adamw),
@@ -377,6 +377,48 @@ TEST_F(BadInputTest, Plans) {
                "swv_module_load: ");
 }
 
+TEST_F(BadInputTest, WhatModulesSayOfTheirSharding) {
+  swv_module *module = nullptr, *library = nullptr;
+  expect_ok(swv_module_create(&module));
+  expect_ok(swv_module_add_parameter(module, "mlp.up", tensor_));
+  for (const auto& [bad, why] :
+       {std::pair("{", "no JSON on line 1"), std::pair("7", "wanted an object, not 7"),
+        std::pair("{\"parameters\": {}}", "wanted \"parameter\""),
+        std::pair("{\"parameter\": {\"up\":\n0}}", "\"up\""),
+        std::pair("{\"forward\": {\"output\": \"S(\"}}", "\"S(\""),
+        std::pair("{\"styles\": {\"a\": {\"styles\": {}}}}",
+                  "wanted \"parameter\" or \"forward\"")}) {
+    expect_fails(swv_module_set_sharding(module, bad), SWV_CODE_INVALID_ARGUMENT, why);
+  }
+  const auto refused = [&](const char* fqn, const char* sharding, const char* style, swv_code code,
+                           const char* why) {
+    swv_module* child = nullptr;
+    expect_ok(swv_module_child(module, "mlp", &child));
+    expect_ok(swv_module_set_sharding(child, sharding));
+    swv_module_free(child);
+    swv_plan* plan = nullptr;
+    expect_ok(swv_plan_create(&plan));
+    const char* const x = "x";
+    expect_ok(swv_plan_add_module(plan, fqn, &x, &style, 1));
+    expect_fails(swv_module_distribute(module, mesh_, plan, nullptr), code, why);
+    swv_string* text = nullptr;
+    expect_fails(swv_plan_resolve(plan, module, mesh_, &text, nullptr), code, why);
+    swv_plan_free(plan);
+  };
+  refused("mpl", "{\"parameter\": {\"up\": \"S(0)\"}}", nullptr, SWV_CODE_NOT_FOUND,
+          "did you mean 'mlp'");
+  refused("mlp", "{}", nullptr, SWV_CODE_NOT_FOUND,
+          "asks how 'mlp' shards, which it does not say; it says nothing of that");
+  refused("mlp", "{\"styles\": {\"rows\": {}}}", "columns", SWV_CODE_NOT_FOUND,
+          "in the style 'columns', which it does not say; it has the styles 'rows'");
+  refused("mlp", "{\"parameter\": {\"down\": \"S(0)\"}}", "", SWV_CODE_INVALID_ARGUMENT,
+          "names a parameter 'down', which it does not have; it has up");
+  swv_module_free(module);
+  expect_ok(swv_module_create_by_kind("ReLU", nullptr, &library));
+  expect_fails(swv_module_set_sharding(library, "{}"), SWV_CODE_INVALID_ARGUMENT, "'module'");
+  swv_module_free(library);
+}
+
 TEST_F(BadInputTest, LinesOfPlans) {
   swv_plan* plan = nullptr;
   swv_module* module = nullptr;
@@ -400,6 +442,14 @@ TEST_F(BadInputTest, LinesOfPlans) {
     expect_fails(add(plan, "*.input", reinterpret_cast<swv_layout*>(plan)),
                  SWV_CODE_INVALID_ARGUMENT, "is a swv_plan; wanted a swv_layout");
   }
+  const char* const x = "x";
+  const char* const no_text = "\xff";
+  expect_fails(swv_plan_add_module(plan, "*", nullptr, nullptr, 1), SWV_CODE_INVALID_ARGUMENT,
+               "'mesh_dims' is NULL, but has 1");
+  expect_fails(swv_plan_add_module(plan, "*", &no_text, nullptr, 1), SWV_CODE_INVALID_ARGUMENT,
+               "'mesh_dims[0]' is not UTF-8");
+  expect_fails(swv_plan_add_module(plan, "*", &x, &no_text, 1), SWV_CODE_INVALID_ARGUMENT,
+               "'styles[]' is not UTF-8");
   expect_ok(swv_plan_to_json(plan, &text));  // nothing of that was added
   EXPECT_STREQ(swv_string_data(text), "{\"parameter\":{}}");
   swv_string_free(text);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_join.h"
 #include "shardweave/capi/deferred.h"
 #include "shardweave/dtensor/engine/deferred.h"
 #include "torch/csrc/jit/serialization/import.h"
@@ -240,6 +241,23 @@ void HostModule::set_mesh(const MeshPtr& mesh, const std::string& fqn) {
   for (const auto& [name, child] : libraries_) {
     child->set_mesh(mesh, fqn.empty() ? name : str_cat(fqn, ".", name));
   }
+}
+
+const Plugins& host_plugins() {
+  static const auto& plugins = *new Plugins(
+      Plugins().shards<HostModule>([](const HostModule& module, const ShardingRequest& request) {
+        const auto found = module.sharding.find(request.style);
+        if (found != module.sharding.end()) return found->second;
+        std::vector<std::string> styles;
+        for (const auto& [style, its] : module.sharding) styles.push_back(str_cat("'", style, "'"));
+        fail(absl::StatusCode::kNotFound,
+             str_cat("the plan's module part asks how '", request.fqn, "' shards",
+                     request.style.empty() ? "" : str_cat(" in the style '", request.style, "'"),
+                     ", which it does not say; it ",
+                     styles.empty() ? std::string("says nothing of that")
+                                    : str_cat("has the styles ", absl::StrJoin(styles, ", "))));
+      }));
+  return plugins;
 }
 
 std::string_view HostModule::advice() const {

@@ -19,6 +19,7 @@
 #include "shardweave/capi/values.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/plugin.h"
 #include "torch/csrc/jit/api/module.h"
 #include "torch/nn/module.h"
 
@@ -72,6 +73,9 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
 
   std::string_view advice() const override;
 
+  // What it says of how it shards, by the style that a plan asks for.
+  std::map<std::string, ModuleSharding> sharding;
+
  private:
   HostModule* child(std::string_view name) const;
   HostModule* make_child(std::string_view name, std::shared_ptr<HostModule> made);
@@ -123,6 +127,8 @@ inline torch::nn::Module& any_module(const swv_module* module, const char* argum
 }
 // Throws Failure for one of the library's.
 HostModule& host_module(const swv_module* module, const char* argument = "module");
+// Of all hosts' modules: each says itself how it shards.
+const Plugins& host_plugins();
 swv_module* new_module(const HostModule::Found& found);
 // Traces say what runs, from now on, of a module that has come to a mesh without a plan. Names that a
 // plan has given, of a larger module, stay.

@@ -7,6 +7,7 @@
 #include "shardweave/capi/scopes.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/modules/sharding_plan_json.h"
 
 namespace shardweave::capi {
 namespace {
@@ -112,7 +113,7 @@ void distribute(const swv_module* module, const swv_mesh* mesh, const swv_plan* 
   const CallMode mode(SWV_MODE_GRAD, "mode");
   const MeshPtr& on = in(mesh, "mesh").mesh;
   parallelize_module(any_module(module), on,
-                     plan == nullptr ? ShardingPlan() : *in(plan, "plan").plan,
+                     plan == nullptr ? ShardingPlan() : *in(plan, "plan").plan, host_plugins(),
                      distribute_options(options), kHost);
   const swv_module& m = in(module, "module");
   if (m.library != nullptr) {
@@ -234,6 +235,13 @@ swv_status* swv_module_add_child(swv_module* module, const char* fqn, swv_module
 swv_status* swv_module_child(const swv_module* module, const char* fqn, swv_module** out_child) {
   return guarded(__func__, out_child, "out_child",
                  [&] { return child_of(module, text(fqn, "fqn")); });
+}
+
+swv_status* swv_module_set_sharding(swv_module* module, const char* sharding_json) {
+  return guarded(__func__, [&] {
+    host_module(module).sharding =
+        check(shardweave::parse_module_sharding(text(sharding_json, "sharding_json")));
+  });
 }
 
 swv_status* swv_module_num_parameters(const swv_module* module, size_t* out_num) {

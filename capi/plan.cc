@@ -24,6 +24,18 @@ void add_line(const swv_plan* plan, Part part, const char* pattern, PlanPlacemen
   (plan_of(plan).*part).push_back({std::string(text(pattern, "pattern")), std::move(placements)});
 }
 
+void add_module(const swv_plan* plan, const char* pattern, const char* const* mesh_dims,
+                const char* const* styles, size_t num_mesh_dims) {
+  ModuleEntry entry{.pattern = std::string(text(pattern, "pattern"))};
+  for_each(
+      span(mesh_dims, num_mesh_dims, "mesh_dims", kMaxDims), "mesh_dims[]", [&](const char* name) {
+        const char* const style = styles == nullptr ? nullptr : styles[entry.along.size()];
+        entry.along.push_back(
+            {std::string(text(name, "mesh_dims[]")), std::string(text_or(style, "", "styles[]"))});
+      });
+  plan_of(plan).module.push_back(std::move(entry));
+}
+
 PlanPlacements named(const swv_named_placement* placements, size_t num_placements) {
   return named_placements(placements, num_placements, "placements");
 }
@@ -51,8 +63,8 @@ swv_plan* from_styles(const swv_module* module, const swv_mesh* mesh, const char
 
 void resolve(const swv_plan* plan, const swv_module* module, const swv_mesh* mesh,
              swv_string** out_text, swv_string** out_json) {
-  const ResolvedPlan resolved =
-      resolve_sharding_plan(any_module(module), in(mesh, "mesh").mesh->mesh(), plan_of(plan));
+  const ResolvedPlan resolved = resolve_sharding_plan(
+      any_module(module), in(mesh, "mesh").mesh->mesh(), plan_of(plan), host_plugins());
   Owned<swv_string> table(out_text == nullptr ? nullptr : new_string(to_string(resolved)));
   Owned<swv_string> json(out_json == nullptr ? nullptr : new_string(resolved_to_json(resolved)));
   if (out_text != nullptr) *out_text = table.release();
@@ -127,6 +139,11 @@ swv_status* swv_plan_add_forward_layout(swv_plan* plan, const char* pattern,
   return guarded(__func__, [&] {
     add_line(plan, &shardweave::ShardingPlan::forward, pattern, by_position(layout));
   });
+}
+
+swv_status* swv_plan_add_module(swv_plan* plan, const char* pattern, const char* const* mesh_dims,
+                                const char* const* styles, size_t num_mesh_dims) {
+  return guarded(__func__, [&] { add_module(plan, pattern, mesh_dims, styles, num_mesh_dims); });
 }
 
 swv_status* swv_plan_resolve(const swv_plan* plan, const swv_module* module, const swv_mesh* mesh,

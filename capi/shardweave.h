@@ -1202,6 +1202,16 @@ SWV_API SWV_MUST_USE swv_status* swv_module_add_child(swv_module* module, const 
 SWV_API SWV_MUST_USE swv_status* swv_module_child(const swv_module* module, const char* fqn,
                                                   swv_module** out_child);
 
+/* How a module of the host's shards, for plans that name it in their third part: where its parameters
+ * and buffers (by name or pattern within it) and its inputs and outputs go, along whichever mesh
+ * dimension the plan says; what is not named is replicated. In place of what was said before.
+ *   {"parameter": {"up": "S(0)", "down": "S(1)"}, "forward": {"output": "R"},
+ *    "styles": {"experts": {"parameter": {"up": "S(-3)", "down": "S(-3)"}}}}
+ * The same on every rank. An error says on which line of the text; that a name is not the module's,
+ * swv_module_distribute says. */
+SWV_API SWV_MUST_USE swv_status* swv_module_set_sharding(swv_module* module,
+                                                         const char* sharding_json);
+
 /* In the order of their registration by modules: those of a module before those of its children.
  * Each tensor once, by its first name. */
 SWV_API SWV_MUST_USE swv_status* swv_module_num_parameters(const swv_module* module,
@@ -1252,9 +1262,13 @@ SWV_API SWV_MUST_USE swv_status* swv_module_call_named(
  * takes part in, whoever calls them; one without, where the host runs it between swv_forward_begin
  * and swv_forward_end.
  *
+ * Its third part names modules that say themselves how they shard (swv_module_set_sharding), and the
+ * mesh dimensions along which, each with a style that the module has, or none.
+ *
  * As JSON, where ["R", "S(0)"] and "[R, S(0)]" are placements by position, too:
  *   {"parameter": {"*.{q,k,v,up}.weight": {"tp": "S(0)"}, "*.{o,down}.weight": {"tp": "S(1)"}},
- *    "forward": {"*.norm.input": {"tp": "S(1)"}, "*.o.output": {"tp": "R"}}} */
+ *    "forward": {"*.norm.input": {"tp": "S(1)"}, "*.o.output": {"tp": "R"}},
+ *    "module": {"*.mlp": "tp", "*.moe": {"tp": "experts"}}} */
 
 SWV_API SWV_MUST_USE swv_status* swv_plan_create(swv_plan** out_plan);
 /* An error says on which line of the text. */
@@ -1351,6 +1365,13 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_add_forward(swv_plan* plan, const char
                                                       size_t num_placements);
 SWV_API SWV_MUST_USE swv_status* swv_plan_add_forward_layout(swv_plan* plan, const char* pattern,
                                                              const swv_layout* layout);
+
+/* Appends a line of the third part. styles NULL: none; else one for each mesh dimension, NULL or ""
+ * for none. */
+SWV_API SWV_MUST_USE swv_status* swv_plan_add_module(swv_plan* plan, const char* pattern,
+                                                     const char* const* mesh_dims,
+                                                     const char* const* styles,
+                                                     size_t num_mesh_dims);
 
 /* What swv_module_distribute would do, or its error; nothing is changed or sent. A table, and JSON,
  * in which a tensor that no line matches has the pattern null; either may be NULL.

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "ATen/ATen.h"
+#include "c10/core/StreamGuard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/grad_sync.h"
@@ -220,6 +222,84 @@ TEST(CudaTest, TensorParallelInsideFullyShard) {
                    fully_shard(*net, mesh, {.mesh_dim = "dp", .units = {"blocks.*"}});
                    return nullptr;
                  });
+}
+
+// --- fully_shard() under several current streams ---------------------------------------------------
+
+const FakeGpuScript kLate = {.delay_microseconds = 0, .operation_milliseconds = 30};
+
+c10::Stream new_stream() {
+  const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+  return cuda.getNewStream(cuda.getDevice());
+}
+
+// The one knows nothing of what the other has gathered.
+TEST(CudaFullyShardStreamsTest, GatheredUnderOneUsedUnderAnother) {
+  nn::Linear whole(kDim, kHidden);
+  const at::Tensor x = at::sin(at::arange(kBatch * kDim, at::kFloat)).view({kBatch, kDim});
+  const at::Tensor wanted = whole(x).detach();
+  on_gpus(
+      {{"dp", 2}},
+      [&](const MeshPtr& mesh) {
+        nn::Linear net(std::dynamic_pointer_cast<nn::LinearImpl>(whole->clone()));
+        net->to(at::kCUDA);
+        fully_shard(*net, mesh);
+        const at::Tensor input = distribute_tensor(x.to(at::kCUDA), mesh, {Replicate()});
+        host(input);
+        const c10::Stream first = new_stream(), second = new_stream();
+        for (int i = 0; i < 3; ++i) {
+          at::Tensor touched, y;
+          {
+            const c10::StreamGuard on(first);
+            touched = net->weight.t();  // the host waits for nothing
+          }
+          {
+            const c10::StreamGuard on(second);
+            y = net(input);
+            EXPECT_TRUE(at::allclose(host(y), wanted, 1e-5, 1e-6)) << i;
+          }
+          reshard(mesh);
+        }
+      },
+      kLate);
+}
+
+// Memory that one stream has allocated is given back when the others have done with it.
+TEST(CudaFullyShardStreamsTest, GradientsAreSentFromMemoryOfAnotherStream) {
+  nn::Linear whole(kDim, kHidden);
+  const at::Tensor x = at::sin(at::arange(kBatch * kDim, at::kFloat)).view({kBatch, kDim});
+  whole(x).sum().backward();
+  on_gpus(
+      {{"dp", 2}},
+      [&](const MeshPtr& mesh) {
+        nn::Linear net(std::dynamic_pointer_cast<nn::LinearImpl>(whole->clone()));
+        net->zero_grad();
+        net->to(at::kCUDA);
+        fully_shard(*net, mesh);
+        const at::Tensor input = distribute_tensor(x.to(at::kCUDA), mesh, {Shard(0)});
+        host(input);
+        const c10::Stream first = new_stream(), second = new_stream();
+        for (int i = 0; i < 3; ++i) {
+          {
+            const c10::StreamGuard on(first);
+            const c10::AutoGradMode no_grad(false);
+            net(input);
+          }
+          const c10::StreamGuard on(second);
+          net(input).sum().backward();
+          std::vector<at::Tensor> others;  // one of them where gradients still are
+          {
+            const c10::StreamGuard on_first(first);
+            for (int k = 0; k < 16; ++k) {
+              others.push_back(at::full({kDim * kHidden + kHidden}, -7.0F, at::kCUDA));
+            }
+          }
+          EXPECT_TRUE(at::allclose(host(net->weight.grad()), whole->weight.grad(), 1e-5, 1e-6));
+          EXPECT_TRUE(at::allclose(host(net->bias.grad()), whole->bias.grad(), 1e-5, 1e-6));
+          net->zero_grad();
+        }
+      },
+      kLate);
 }
 
 // Saved on GPUs, loaded on the CPU and on GPUs of another mesh.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "shardweave/modules/json_document.h"
+#include "shardweave/modules/plugin.h"
 
 namespace shardweave {
 namespace {
@@ -11,14 +12,17 @@ namespace {
 using modules_internal::Json;
 using modules_internal::JsonDocument;
 
+absl::StatusOr<Placement> parse_one(const JsonDocument& document, const Json& json,
+                                    const JsonDocument::Path& path) {
+  if (!json.is_string()) return document.expected(path, "a placement such as \"S(0)\"", json);
+  absl::StatusOr<Placement> placement = parse_placement(json.get_ref<const std::string&>());
+  if (placement.ok()) return placement;
+  return document.refuse(path, std::string(placement.status().message()));
+}
+
 absl::StatusOr<PlanPlacements> parse_placements(const JsonDocument& document, const Json& json,
                                                 JsonDocument::Path path) {
-  const auto placement_of = [&](const Json& text) -> absl::StatusOr<Placement> {
-    if (!text.is_string()) return document.expected(path, "a placement such as \"S(0)\"", text);
-    absl::StatusOr<Placement> placement = parse_placement(text.get_ref<const std::string&>());
-    if (placement.ok()) return placement;
-    return document.refuse(path, std::string(placement.status().message()));
-  };
+  const auto placement_of = [&](const Json& text) { return parse_one(document, text, path); };
   if (json.is_string()) {
     absl::StatusOr<Layout> layout = Layout::parse(json.get_ref<const std::string&>());
     if (layout.ok()) return PlanPlacements(*std::move(layout));
@@ -66,6 +70,53 @@ absl::StatusOr<std::vector<ModuleEntry::Along>> parse_along(const JsonDocument& 
     if (json.is_object()) all.push_back({key, value.get<std::string>()});
   }
   return all;
+}
+
+// One part of a module's: {"up": "S(0)"}.
+absl::Status parse_answer(const JsonDocument& document, const Json& json, JsonDocument::Path path,
+                          std::vector<std::pair<std::string, Placement>>& answer) {
+  if (!json.is_object()) return document.expected(path, "an object", json);
+  path.emplace_back();
+  for (const auto& [name, text] : json.items()) {
+    path.back() = name;
+    absl::StatusOr<Placement> placement = parse_one(document, text, path);
+    if (!placement.ok()) return placement.status();
+    answer.emplace_back(name, *std::move(placement));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status parse_style(const JsonDocument& document, const Json& json,
+                         const JsonDocument::Path& path, const std::string& style,
+                         std::map<std::string, ModuleSharding>& all) {
+  if (!json.is_object()) return document.expected(path, "an object", json);
+  for (const auto& [key, value] : json.items()) {
+    JsonDocument::Path inner = path;
+    inner.push_back(key);
+    absl::Status status;
+    if (key == "parameter") {
+      status = parse_answer(document, value, inner, all[style].parameter);
+    } else if (key == "forward") {
+      status = parse_answer(document, value, inner, all[style].forward);
+    } else if (key != "styles" || !path.empty()) {
+      status = document.refuse(inner, path.empty() ? "is not known; wanted \"parameter\", "
+                                                     "\"forward\" or \"styles\""
+                                                   : "is not known; wanted \"parameter\" or "
+                                                     "\"forward\"");
+    } else if (!value.is_object()) {
+      status = document.expected(inner, "an object", value);
+    } else {
+      for (const auto& [name, its] : value.items()) {
+        all[name];  // says that nothing of it is cut, if no more
+        JsonDocument::Path of_style = inner;
+        of_style.push_back(name);
+        status = parse_style(document, its, of_style, name, all);
+        if (!status.ok()) return status;
+      }
+    }
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 Json json_of(const std::vector<ModuleEntry::Along>& along) {
@@ -150,6 +201,15 @@ absl::StatusOr<ShardingPlan> parse_sharding_plan(std::string_view text) {
     }
   }
   return plan;
+}
+
+absl::StatusOr<std::map<std::string, ModuleSharding>> parse_module_sharding(std::string_view text) {
+  const absl::StatusOr<JsonDocument> document = JsonDocument::read(text);
+  if (!document.ok()) return document.status();
+  std::map<std::string, ModuleSharding> all;
+  absl::Status status = parse_style(*document, document->json(), {}, "", all);
+  if (!status.ok()) return status;
+  return all;
 }
 
 std::string to_json(const ShardingPlan& plan) {

@@ -19,6 +19,7 @@
 // {"*.moe": ["tp"]}, "tp" for one alone, or {"tp": "experts"} with a word for the plug-in.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -27,11 +28,19 @@
 
 namespace shardweave {
 
+struct ModuleSharding;  // plugin.h
+
 // InvalidArgument says on which line the text is no JSON, or what in it is no plan: a key that is not
 // known or stands twice, a placement that is none.
 absl::StatusOr<ShardingPlan> parse_sharding_plan(std::string_view text);
 // Of two entries with one pattern the first is written.
 std::string to_json(const ShardingPlan& plan);
+
+// What a module of a host says of how it shards, by the style that the plan asks for:
+//   {"parameter": {"up": "S(0)", "down": "S(1)"}, "forward": {"output": "R"},
+//    "styles": {"experts": {"parameter": {"up": "S(-3)", "down": "S(-3)"}}}}
+// The outer part is that without a style, "", and may be missing. Errors as of a plan.
+absl::StatusOr<std::map<std::string, ModuleSharding>> parse_module_sharding(std::string_view text);
 
 // {"parameter": [{"names": ["h.0.q.weight"], "shape": [8, 4], "is_buffer": false,
 //                 "layout": "[R, S(0)]", "local_shape": [4, 4], "pattern": "*.q.weight"}],

@@ -1,6 +1,7 @@
 #include "shardweave/modules/sharding_plan_json.h"
 
 #include "gtest/gtest.h"
+#include "shardweave/modules/plugin.h"
 
 namespace shardweave {
 namespace {
@@ -31,6 +32,22 @@ TEST(ShardingPlanJsonTest, PlacementsByPosition) {
   const std::string text = to_json(*plan);
   EXPECT_EQ(text, R"json({"parameter":{"a":"[R, S(0)]","b":"[S(0)@1, S(0)@0]","c":"[]"}})json");
   EXPECT_EQ(to_json(*parse_sharding_plan(text)), text);
+}
+
+TEST(ShardingPlanJsonTest, WhatAModuleSaysOfItself) {
+  const auto all = parse_module_sharding(
+      R"json({"parameter": {"up": "S(0)", "down": "S(1)"}, "forward": {"output": "R"},
+              "styles": {"experts": {"parameter": {"up": "S(-3)"}}, "whole": {}}})json");
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->size(), 3u);
+  using Answer = std::vector<std::pair<std::string, Placement>>;
+  EXPECT_EQ(all->at("").parameter, Answer({{"up", Shard(0)}, {"down", Shard(1)}}));
+  EXPECT_EQ(all->at("").forward, Answer({{"output", Replicate()}}));
+  EXPECT_EQ(all->at("experts").parameter, Answer({{"up", Shard(-3)}}));
+  EXPECT_TRUE(all->at("whole").parameter.empty());
+  const auto styled = parse_module_sharding(R"json({"styles": {"rows": {}}})json");
+  ASSERT_TRUE(styled.ok()) << styled.status();
+  EXPECT_FALSE(styled->contains(""));  // nothing is said without a style
 }
 
 TEST(ShardingPlanJsonTest, Forward) {

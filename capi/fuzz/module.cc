@@ -119,13 +119,19 @@ void Fuzzer::modules() {
       done(swv_module_train(pick(modules_), small()));
       done(swv_module_is_training(pick(modules_), one_in(9) ? nullptr : &yes));
       break;
-    case 14:
+    case 14: {
       done(swv_plan_add_layout(pick(plans_), text(), layout));
       done(one_in(2) ? swv_plan_add_forward(pick(plans_), text(), named, length(1))
                      : swv_plan_add_forward_layout(pick(plans_), text(), layout));
+      const char* const dim = one_in(2) ? "tp" : text();
+      done(swv_plan_add_module(pick(plans_), text(), one_in(9) ? nullptr : &dim,
+                               one_in(2) ? nullptr : &dim, length(1)));
+      const char* const cut = R"json({"parameter": {"*": "S(0)"}})json";
+      done(swv_module_set_sharding(pick(modules_), one_in(2) ? cut : text()));
       if (done(swv_plan_from_hugging_face(pick(modules_), text(), text(), &plan)))
         keep(plans_, plan, swv_plan_free, 5);
       break;
+    }
     case 15:
       if (done(swv_plan_resolve(pick(plans_), pick(modules_), pick(meshes_),
                                 one_in(3) ? nullptr : &string, nullptr)))

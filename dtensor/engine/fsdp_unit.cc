@@ -12,6 +12,7 @@
 #include "c10/core/DeviceGuard.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/deferred.h"
@@ -30,6 +31,10 @@ using torch::autograd::variable_list;
 
 constexpr c10::DispatchKey kTouched = c10::DispatchKey::DeferredInit;
 constexpr char kFullyShard[] = "fully_shard";
+
+c10::Stream stream_here(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
 
 bool in_backward_now() {
   return torch::autograd::get_current_graph_task_id() != -1;
@@ -508,6 +513,7 @@ void FsdpUnit::begin_gather() {
   }
   if (is_alone()) {
     is_full_ = true;
+    note_filled();
     return;
   }
   ++state_->counters.gathers;
@@ -521,6 +527,32 @@ void FsdpUnit::finish_gather() {
   under_way_.reset();
   throw_if_error(std::move(status));
   is_full_ = true;
+  note_filled();
+}
+
+void FsdpUnit::note_filled() {
+  if (flat_.is_cpu()) return;
+  const c10::Stream here = stream_here(flat_.device());
+  if (!filled_.has_value()) filled_.emplace(flat_.device().type());
+  filled_->record(here);
+  may_read_ = {here};
+  keep_for_stream(flat_);
+}
+
+// Whoever has made the streams wait for each other cannot know which of them has gathered.
+void FsdpUnit::join_stream() {
+  const c10::Stream here = stream_here(flat_.device());
+  if (std::find(may_read_.begin(), may_read_.end(), here) != may_read_.end()) return;
+  filled_->block(here);
+  may_read_.push_back(here);
+  keep_for_stream(flat_);
+}
+
+// Its memory, also when it is let go of: until the current stream has done what is on it by then.
+void FsdpUnit::keep_for_stream(const at::Tensor& tensor) const {
+  if (tensor.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl device(tensor.device().type());
+  device.recordDataPtrOnStream(tensor.storage().data_ptr(), device.getStream(tensor.device()));
 }
 
 void FsdpUnit::make_full() {
@@ -542,6 +574,7 @@ void FsdpUnit::reshard(bool keeps_part) {
   if (!is_allocated_ || sending_ != nullptr) return;  // when they are sent
   is_allocated_ = false;
   state_->counters.gathered_bytes -= flat_bytes();
+  keep_for_stream(flat_);
   c10::StorageImpl* storage = flat_.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(at::DataPtr(nullptr, flat_.device()));
   storage->set_nbytes(0);

@@ -9,7 +9,8 @@
 // them together once all of them are there (unit_gradients.h). They have arrived when backward ends.
 //
 // Views that autograd has saved are views of the flat buffer. That keeps its StorageImpl, so they
-// are right again when it is filled again, by whoever touches one of them.
+// are right again when it is filled again, by whoever touches one of them. On a device each stream
+// that touches a unit finds it filled, and it is emptied when they all have done what came by then.
 //
 // All ranks touch units in the same order, for they run the same operators. Internal to Shardweave.
 // Threads: as DTensors; a backward may run on autograd's thread.
@@ -27,7 +28,9 @@
 #include "ATen/core/Tensor.h"
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "absl/container/flat_hash_map.h"
+#include "c10/core/Event.h"
 #include "c10/core/StorageImpl.h"
+#include "c10/core/Stream.h"
 #include "shardweave/dtensor/engine/flat_row.h"
 #include "shardweave/dtensor/engine/local_part.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
@@ -132,9 +135,9 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   // Makes it full. Collective along the mesh dimension, unless it is.
   void touch() {
     last_use_ = context_->observation.counters.operators;
-    if (state_->current_ == this && is_full_ && is_fresh()) [[likely]]
-      return;
-    state_->touch(*this);
+    if (state_->current_ != this || !is_full_ || !is_fresh()) [[unlikely]]
+      state_->touch(*this);
+    if (filled_.has_value()) join_stream();
   }
 
   const Options& options() const { return options_; }
@@ -213,6 +216,9 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   void make_full();
   void begin_gather();
   void finish_gather();
+  void note_filled();
+  void join_stream();
+  void keep_for_stream(const at::Tensor& tensor) const;
   void reshard(bool keeps_part = false);
   void keep_part();
   void drop_part();
@@ -238,6 +244,8 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   uint32_t gathered_version_ = 0;  // of the shard
   int64_t last_use_ = 0;           // in operators of the mesh
   std::optional<CollectiveUnderWay> under_way_;
+  std::optional<c10::Event> filled_;        // on a device: the flat buffer,
+  std::vector<c10::Stream> may_read_;       // and the streams that wait for that
   bool is_to_keep_part_ = false;            // when it is emptied: backward comes
   at::Tensor part_;                         // of what neighbours keep between forward and backward
   uint32_t part_version_ = 0;               // of the shard

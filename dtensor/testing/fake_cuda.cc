@@ -149,6 +149,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(c10::DeviceIndex device) const override {
     synchronizeStream(getStream({c10::kCUDA, device}));
   }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& s) const override;
 };
 
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard);
@@ -183,7 +184,8 @@ namespace {
 struct Piece {
   void* memory;
   c10::DeviceIndex device;
-  DeviceStream stream;  // where it was made
+  DeviceStream stream;               // where it was made
+  std::vector<DeviceStream> others;  // that use it, too
 };
 
 class FakeAllocator final : public c10::Allocator {
@@ -201,13 +203,23 @@ class FakeAllocator final : public c10::Allocator {
   }
 
  private:
-  // Reused by what comes later on its stream.
+  // Reused by what comes later on its stream, when the others are there, too.
   static void release(void* context) {
     const std::unique_ptr<Piece> piece(static_cast<Piece*>(context));
-    gpu().enqueue(piece->device, piece->stream,
-                  [memory = piece->memory] { gpu().release(memory); });
+    const std::shared_ptr<void> last(piece->memory, [](void* memory) { gpu().release(memory); });
+    for (const DeviceStream& stream : piece->others) {
+      gpu().enqueue(piece->device, stream, [last] {});
+    }
+    gpu().enqueue(piece->device, piece->stream, [last] {});
   }
 };
+
+void FakeGuard::recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& s) const {
+  if (data.get() == nullptr) return;
+  auto& piece = *static_cast<Piece*>(data.get_context());
+  const DeviceStream stream = handle_of(s.id());
+  if (stream != piece.stream) piece.others.push_back(stream);
+}
 
 FakeAllocator allocator;
 REGISTER_ALLOCATOR(c10::kCUDA, &allocator);
@@ -310,7 +322,9 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   return self;
 }
 
-void record_stream(at::Tensor&, c10::Stream) {}
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  FakeGuard().recordDataPtrOnStream(self.storage().data_ptr(), stream);
+}
 
 // --- attention -----------------------------------------------------------------------------------
 

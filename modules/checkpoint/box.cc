@@ -50,7 +50,8 @@ bool contains(const Box& outer, const Box& inner) {
   return true;
 }
 
-std::optional<std::pair<size_t, size_t>> find_overlap(absl::Span<const Box> boxes) {
+absl::StatusOr<std::optional<std::pair<size_t, size_t>>> find_overlap(absl::Span<const Box> boxes,
+                                                                      int64_t& left) {
   if (boxes.size() < 2) return std::nullopt;
   // Sweeps along the dimension with the most different beginnings, with what is open there.
   const size_t ndim = boxes[0].shape.size();
@@ -72,6 +73,13 @@ std::optional<std::pair<size_t, size_t>> find_overlap(absl::Span<const Box> boxe
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
   std::vector<size_t> open;
   for (const size_t i : order) {
+    left -= static_cast<int64_t>(open.size());
+    if (left < 0) {
+      return absl::ResourceExhaustedError(
+          str_cat(boxes.size(),
+                  " parts lie so that it takes too many comparisons to tell whether "
+                  "two overlap; wanted parts of a grid, or fewer"));
+    }
     std::erase_if(open, [&](size_t o) { return end(o) <= begin(i); });
     for (const size_t o : open) {
       if (intersect(boxes[o], boxes[i]).has_value()) return std::pair(o, i);

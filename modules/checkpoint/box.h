@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "shardweave/placement/layout.h"
 
@@ -36,8 +37,11 @@ std::optional<Box> intersect(const Box& a, const Box& b);
 // Of any inner box with numbers that are 0 or more, as files have it.
 bool contains(const Box& outer, const Box& inner);
 // Which two of the boxes, of equally many dimensions and none empty, have an element in common; nothing if there are
-// none.
-std::optional<std::pair<size_t, size_t>> find_overlap(absl::Span<const Box> boxes);
+// none. Boxes of a grid take few comparisons, what somebody has thought up may take one for each two of them:
+// ResourceExhausted when none are `left`, of all that one file has.
+inline constexpr int64_t kMostBoxComparisons = int64_t{1} << 28;
+absl::StatusOr<std::optional<std::pair<size_t, size_t>>> find_overlap(absl::Span<const Box> boxes,
+                                                                      int64_t& left);
 
 // `common` as it lies in two row-major arrays that hold the boxes `from` and `to`, both of which
 // contain it: run(place in from, place in to, length) for every run of elements that is one in both,

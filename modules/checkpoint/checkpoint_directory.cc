@@ -18,7 +18,7 @@ using namespace checkpoint_internal;
 
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kTemporary = ".tmp-";
-constexpr int64_t kMostManifestBytes = int64_t{1} << 30;
+constexpr int64_t kMostManifestBytes = int64_t{1} << 28;  // of about two million pieces
 
 absl::Status in_file(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), str_cat("'", path, "': ", std::string(status.message())));

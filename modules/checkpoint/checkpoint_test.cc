@@ -6,6 +6,7 @@
 
 #include <array>
 #include <fstream>
+#include <limits>
 #include <mutex>
 
 #include "ATen/ops/_neg_view.h"
@@ -108,7 +109,7 @@ TEST(CheckpointTest, WhatIsLoadedReadsNoByteTooMany) {
     StateDict state;
     for (int i = 0; i < 4; ++i) {
       state.add_tensor("w" + std::to_string(i),
-                       randn({1001, 300}, mesh, {i % 2 == 0 ? Shard(0) : Shard(1)}));
+                       randn({101, 3000}, mesh, {i % 2 == 0 ? Shard(0) : Shard(1)}));
     }
     save_checkpoint(directory, 1, state, mesh);
   });
@@ -117,14 +118,14 @@ TEST(CheckpointTest, WhatIsLoadedReadsNoByteTooMany) {
     StateDict state;
     for (int i = 0; i < 4; ++i) {
       state.add_tensor("w" + std::to_string(i),
-                       zeros({1001, 300}, mesh, {i < 2 ? Shard(0) : Shard(1)}));
+                       zeros({101, 3000}, mesh, {i < 2 ? Shard(0) : Shard(1)}));
     }
     const LoadedCheckpoint loaded =
         load_checkpoint(directory, state, mesh, {.file_system = counting});
     EXPECT_EQ(loaded.bytes_read, loaded.bytes_kept);
   });
-  // All of it once, and headers.
-  EXPECT_LE(static_cast<double>(counting->bytes_read()), 1.01 * 4 * 1001 * 300 * 4 + 6 * 8 * 600);
+  // All of it once, and headers: rows are so long that no gap between parts of them is read.
+  EXPECT_LE(static_cast<double>(counting->bytes_read()), 1.01 * 4 * 101 * 3000 * 4 + 6 * 8 * 600);
 }
 
 TEST(CheckpointTest, EveryOptimizerComesBack) {
@@ -481,6 +482,16 @@ TEST(CheckpointTest, BadFilesAreErrorsOnAllRanksBeforeAnythingIsApplied) {
   }
 }
 
+TEST(CheckpointTest, AManifestIsNoLargerThanItCanBe) {
+  const std::string directory = new_directory("large_manifest");
+  fs::create_directories(directory);
+  std::ofstream(directory + "/manifest.json") << "{";
+  fs::resize_file(directory + "/manifest.json", (1 << 28) + 1);  // a hole
+  const absl::Status status = read_manifest(directory).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("wanted at most 268435456"));
+}
+
 TEST(CheckpointTest, AnotherStateIsOneErrorThatNamesAllOfIt) {
   const std::string directory = new_directory("bad_state");
   on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
@@ -528,6 +539,122 @@ TEST(CheckpointTest, AnotherStateIsOneErrorThatNamesAllOfIt) {
   });
 }
 
+// Moments that were kept with another step, or with none that can be known, are other moments.
+TEST(CheckpointTest, MomentsWithoutTheirStepAreNotLoaded) {
+  const std::string directory = new_directory("no_step");
+  const auto save = [&](const std::vector<std::string>& moments, double step) {
+    fs::remove_all(directory);
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      StateDict state;
+      state.add_tensor("w", at::ones({6, 4}));
+      state.add_tensor("plain", at::ones({3}));
+      state.set_value("epoch", "1");
+      state.add_tensor("model.weight", at::ones({2, 5}));
+      for (const std::string& name : moments) {
+        state.add_tensor("optimizer.weight." + name, at::ones({2, 5}));
+      }
+      if (step >= 0) state.add_tensor("optimizer.weight.step", at::full({}, step, at::kDouble));
+      save_checkpoint(directory, 1, state, mesh);
+    });
+  };
+  std::vector<std::shared_ptr<void>> keep;
+  std::mutex mutex;
+  const auto with = [&](const FusedOptimizer::Options& options) {
+    return [&, options](const MeshPtr& mesh, StateDict& state) {
+      const auto net =
+          std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(5, 2).bias(false));
+      distribute_module(*net, mesh, {{"weight", {{"dp", Shard(0)}}}});
+      const auto optimizer = std::make_shared<FusedOptimizer>(net->parameters(), options);
+      add_module(state, *net);
+      add_optimizer(state, *optimizer, *net);
+      const std::lock_guard lock(mutex);
+      keep.push_back(net);
+      keep.push_back(optimizer);
+    };
+  };
+  const auto message = [&](const FusedOptimizer::Options& options) {
+    return std::string(failure({{"dp", 2}}, directory, with(options)).message());
+  };
+  save({"exp_avg", "exp_avg_sq"}, -1);
+  EXPECT_THAT(message(AdamWOptions{}), HasSubstr("missing: optimizer.weight.step"));
+  save({"exp_avg"}, -1);
+  EXPECT_THAT(message(LionOptions{}), HasSubstr("missing: optimizer.weight.step"));
+  // What cannot be a count of steps is refused before anything is changed.
+  save({"exp_avg", "exp_avg_sq"}, 0x1p24 + 1);
+  EXPECT_THAT(message(AdamWOptions{}),
+              HasSubstr("'optimizer.weight.step' is 16777217; wanted a whole number from 0 to "
+                        "16777216"));
+  for (const double odd : {0.5, 1e300, std::numeric_limits<double>::infinity()}) {
+    save({"exp_avg", "exp_avg_sq"}, odd);
+    EXPECT_THAT(message(AdamWOptions{}), HasSubstr("wanted a whole number from 0"));
+  }
+  // torch::optim::SGD keeps none.
+  save({"momentum_buffer"}, -1);
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    with(SgdOptions{.lr = 0.1, .momentum = 0.9})(mesh, state);
+    load_checkpoint(directory, state, mesh, {.allow_unexpected = true});
+  });
+}
+
+TEST(CheckpointTest, WhatCannotBeWrittenIsRefusedBeforeAnythingIs) {
+  const std::string directory = new_directory("unwritable");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    state.add_tensor("w", at::ones({6, 4}));
+    state.add_tensor("plain", at::ones({3}));
+    state.add_tensor("z", at::ones({4, 2}));
+    state.set_value("epoch", "1");
+    state.set_value("last", "1");
+    save_checkpoint(directory, 1, state, mesh);
+  });
+  const auto message = [&](const std::function<at::Tensor()>& make, bool on_all_ranks) {
+    return std::string(failure({{"dp", 2}}, directory, [&](const MeshPtr& mesh, StateDict& state) {
+                         const bool is_odd = on_all_ranks || mesh->rank() == Rank(1);
+                         state.add_tensor("z", is_odd ? make() : at::zeros({4, 2}));
+                         state.set_value("last", "5");
+                       }).message());
+  };
+  for (const bool on_all_ranks : {true, false}) {
+    EXPECT_THAT(message([] { return at::zeros({1, 2}).expand({4, 2}); }, on_all_ranks),
+                HasSubstr("'z' has elements that share memory"));
+    EXPECT_THAT(message([] { return at::zeros({4, 2}, at::kMeta); }, on_all_ranks),
+                HasSubstr("'z' has no memory"));
+    EXPECT_THAT(message(
+                    [] {
+                      const c10::InferenceMode inference;
+                      return at::zeros({4, 2});
+                    },
+                    on_all_ranks),
+                HasSubstr("'z' was made in inference mode"));
+  }
+  // What nobody can know before is an error on all ranks all the same.
+  std::mutex mutex;
+  std::vector<std::string> told;
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    state.add_tensor("z", at::zeros({4, 2}));
+    state.add_value("last", {.get = [] { return std::string("0"); },
+                             .check = nullptr,
+                             .set =
+                                 [&](const std::string&) {
+                                   if (mesh->rank() == Rank(1)) {
+                                     throw Error(absl::InternalError("no such value"));
+                                   }
+                                 }});
+    try {
+      load_checkpoint(directory, state, mesh, {.allow_unexpected = true});
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex);
+      told.emplace_back(error.status().message());
+    }
+  });
+  ASSERT_EQ(told.size(), 2u);
+  for (const std::string& each : told) {
+    EXPECT_THAT(each, AllOf(HasSubstr("rank 1: no such value"), HasSubstr("new values in part")));
+  }
+}
+
 TEST(CheckpointTest, WhatIsNegatedIsSavedAsItIs) {
   const std::string directory = new_directory("negated");
   on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
@@ -539,6 +666,32 @@ TEST(CheckpointTest, WhatIsNegatedIsSavedAsItIs) {
     again.add_tensor("n", n);
     load_checkpoint(directory, again, mesh);
     EXPECT_TRUE(at::equal(n, -at::arange(3, at::kFloat)));
+  });
+}
+
+// Copied past the cache where it can be: any length, from anywhere.
+TEST(CheckpointTest, WhatIsLargeIsCopiedAsItIs) {
+  const std::string directory = new_directory("large");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const at::Tensor all = at::arange(1'000'003, at::kFloat);
+    const std::vector<at::Tensor> tensors = {all.clone(), all.clone().narrow(0, 1, 999'990),
+                                             all.narrow(0, 0, 1'000'000).view({1000, 1000}).t(),
+                                             at::_neg_view(all.clone()),
+                                             all.to(at::kShort).narrow(0, 3, 1'000'000)};
+    StateDict state, loaded;
+    std::vector<at::Tensor> wanted, got;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      wanted.push_back(tensors[i].clone().contiguous());
+      got.push_back(at::zeros(tensors[i].sizes(), tensors[i].scalar_type()));
+      state.add_tensor("t" + std::to_string(i), tensors[i]);
+      loaded.add_tensor("t" + std::to_string(i), got[i]);
+    }
+    Checkpointer checkpointer(directory, mesh);
+    checkpointer.save_async(1, state);
+    for (const at::Tensor& tensor : tensors) tensor.zero_();  // what comes after is not in it
+    checkpointer.wait();
+    load_checkpoint(directory, loaded, mesh, {.verify = true});
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << i;
   });
 }
 

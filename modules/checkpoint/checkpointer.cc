@@ -1,7 +1,10 @@
 #include "shardweave/modules/checkpoint/checkpointer.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -50,7 +53,7 @@ class Checkpointer::State {
   const CheckpointOptions& options() const { return options_; }
 
   void save(int64_t step, const StateDict& state, std::source_location where) {
-    wait();
+    wait_together("save_checkpoint");
     SaveRequest request = snapshot(step, state, nullptr, "save_checkpoint", where);
     const absl::Status status =
         write_checkpoint(whole(*context_), options_.file_system, request, lock_, options_.timeout);
@@ -67,36 +70,74 @@ class Checkpointer::State {
                          .wait());
       if (busy != 0) return false;
     }
-    wait();
+    wait_together("save_async");
     auto request =
         std::make_shared<SaveRequest>(snapshot(step, state, &memory_, "save_async", where));
-    if (comm_ == nullptr) {
-      comm_ = value_or_throw(
-          mesh_->world()->subgroup(mesh_->mesh().ranks(), str_cat("checkpoint ", directory_)));
-    }
+    connect();
     done_.store(false, std::memory_order_relaxed);
-    thread_ = std::thread([this, request] {
-      try {
-        status_ = write_checkpoint(*comm_, options_.file_system, *request, lock_, options_.timeout);
-        warn_of(request->not_removed);
-      } catch (const std::exception& error) {
-        status_ = absl::InternalError(error.what());
-        comm_->abort(status_);  // the others wait for this rank
-      }
-      request->bytes.clear();
-      done_.store(true, std::memory_order_release);
-    });
+    try {
+      thread_ = std::thread([this, request] {
+        try {
+          status_ =
+              write_checkpoint(*comm_, options_.file_system, *request, lock_, options_.timeout);
+          warn_of(request->not_removed);
+        } catch (const std::exception& error) {
+          status_ = absl::InternalError(error.what());
+          comm_->abort(status_);  // the others wait for this rank
+        }
+        request->bytes.clear();
+        done_.store(true, std::memory_order_release);
+      });
+    } catch (const std::system_error& error) {
+      done_.store(true, std::memory_order_relaxed);
+      const absl::Status status = absl::ResourceExhaustedError(
+          str_cat("cannot start a thread to save with: ", std::string_view(error.what())));
+      comm_->abort(status);  // the others' threads wait for this rank's
+      throw Error("save_async", status);
+    }
     return true;
   }
 
   void wait() {
-    if (!thread_.joinable()) return;
-    thread_.join();
-    const absl::Status status = std::exchange(status_, absl::OkStatus());
+    const absl::Status status = joined();
     if (!status.ok()) throw Error("save_async", status);
   }
 
  private:
+  // The error of the save that was under way. Local.
+  absl::Status joined() {
+    if (!thread_.joinable()) return absl::OkStatus();
+    thread_.join();
+    return std::exchange(status_, absl::OkStatus());
+  }
+
+  // Of a rank that still writes what the others have given up, who wait for it on the mesh.
+  absl::Duration longest() const { return std::max(options_.timeout, absl::Hours(1)); }
+
+  // As wait(), and throws on all ranks if on any: after a time-out some may have saved.
+  void wait_together(const char* function) {
+    const absl::Status mine = joined();
+    const absl::Status all = agree(whole(*context_), mine, longest());
+    if (!mine.ok()) throw Error("save_async", mine);
+    if (!all.ok()) throw Error(function, all);
+  }
+
+  // Sees to the threads' group: another if it is broken on any rank, as after a time-out.
+  void connect() {
+    Communicator& comm = whole(*context_);
+    int32_t renew = comm_ == nullptr || !comm_->health().ok() ? 1 : 0;
+    throw_if_error(comm.all_reduce(ConstBuffer::of(&renew, 1), Buffer::of(&renew, 1),
+                                   ReduceOp::kMax, {.tag = "checkpoint"})
+                       .wait());
+    if (renew == 0) return;
+    comm_ = nullptr;
+    absl::StatusOr<std::shared_ptr<Communicator>> made =
+        mesh_->world()->subgroup(mesh_->mesh().ranks(), str_cat("checkpoint ", directory_));
+    const absl::Status status = agree(comm, made.status(), longest());
+    if (!status.ok()) throw Error("save_async", status);
+    comm_ = *std::move(made);
+  }
+
   static void warn_of(const absl::Status& not_removed) {
     if (not_removed.ok()) return;
     TORCH_WARN("the checkpoint is saved, but an older one could not be removed: ",
@@ -122,7 +163,7 @@ class Checkpointer::State {
   CheckpointOptions options_;
   std::shared_ptr<MeshContext> context_;
   std::unique_ptr<FileLock> lock_;         // rank 0's, from the first save on
-  std::shared_ptr<Communicator> comm_;     // the thread's
+  std::shared_ptr<Communicator> comm_;     // the thread's; null: none so far
   std::shared_ptr<StagingMemory> memory_;  // of the last copy
   std::thread thread_;
   std::atomic<bool> done_ = true;

@@ -313,6 +313,27 @@ TEST(CrashTest, ErrorsOfTheBackgroundComeOutOfTheNextCall) {
   fs::remove(directory + "_file");
 }
 
+TEST(CrashTest, AfterATimeOutTheNextSaveWorks) {
+  const std::string directory = new_directory("late");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model(mesh, 1);
+    CheckpointOptions options = {.timeout = absl::Milliseconds(200)};
+    if (mesh->rank() == Rank(1)) {
+      options.file_system =
+          std::make_shared<FaultyFileSystem>(Fault{.kind = FaultKind::kLate, .at = 0});
+    }
+    Checkpointer checkpointer(directory, mesh, options);
+    checkpointer.save_async(1, model.state);
+    EXPECT_FALSE(status_of([&] { checkpointer.wait(); }).ok());
+    (void)full_tensor(model.w);  // the late one is there
+    model.set(2);
+    EXPECT_TRUE(checkpointer.save_async(2, model.state));
+    EXPECT_EQ(status_of([&] { checkpointer.wait(); }), absl::OkStatus());
+    checkpointer.save(3, model.state);
+  });
+  EXPECT_EQ(*list_checkpoints(directory), (std::vector<int64_t>{2, 3}));
+}
+
 TEST(CrashTest, TrainingGoesOnBesideASave) {
   const std::string directory = new_directory("beside");
   on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {

@@ -111,6 +111,9 @@ class PosixReadableFile final : public ReadableFile {
     }
     return absl::OkStatus();
   }
+  void will_need(int64_t offset, int64_t size) const override {
+    if (size > 0) (void)::posix_fadvise(fd_.get(), offset, size, POSIX_FADV_WILLNEED);
+  }
   const std::byte* mapped() const override {
     const std::lock_guard lock(mutex_);
     if (map_ == nullptr && size_ > 0) {

@@ -42,6 +42,8 @@ class ReadableFile {
   // All of it, mapped into memory as long as this lives; null if that cannot be done. Who touches a
   // mapped file that another program cuts short gets SIGBUS: read_at() does not.
   virtual const std::byte* mapped() const = 0;
+  // These bytes are read soon. A hint.
+  virtual void will_need(int64_t /*offset*/, int64_t /*size*/) const {}
 };
 
 enum class EntryKind : uint8_t { kFile, kDirectory, kSymlink, kOther };

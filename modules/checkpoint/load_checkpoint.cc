@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -8,6 +9,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "ATen/ops/empty.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
@@ -20,6 +22,7 @@
 #include "shardweave/modules/checkpoint/agree.h"
 #include "shardweave/modules/checkpoint/checkpointer.h"
 #include "shardweave/modules/checkpoint/checksum.h"
+#include "shardweave/modules/checkpoint/loadable.h"
 #include "shardweave/modules/checkpoint/safetensors_tensor.h"
 #include "shardweave/modules/checkpoint/snapshot.h"
 
@@ -39,6 +42,7 @@ struct Target {
   at::ScalarType dtype = at::kFloat;
   bool is_number = false;
   bool is_optional = false;
+  double most = 0;  // of a number
   size_t late = 0;  // index + 1 of its LateTensors; 0: in place
   // What was found, and read.
   const SavedTensor* saved = nullptr;
@@ -62,6 +66,7 @@ std::vector<Target> targets_of(const StateDict& state) {
                          .dtype = item.dtype,
                          .is_number = !item.like.defined(),
                          .is_optional = item.is_optional,
+                         .most = item.most,
                          .late = i + 1});
     }
   }
@@ -168,7 +173,7 @@ absl::Status match(const StateDict& state, const Manifest& manifest, const LoadO
   for (const auto& [name, value] : state.values()) {
     const auto it = manifest.values.find(name);
     if (it == manifest.values.end()) {
-      missing.push_back(str_cat("value ", name));
+      if (!value.is_optional) missing.push_back(str_cat("value ", name));
     } else if (value.check != nullptr) {
       const absl::Status status = value.check(it->second);
       if (!status.ok()) differing.emplace_back(status.message());
@@ -202,15 +207,10 @@ class Reader {
   // This rank's part of the target, as it lies in a contiguous tensor.
   absl::Status read(Target& target) {
     const SavedTensor& saved = *target.saved;
-    std::vector<LocalBox> held;
+    const std::vector<LocalBox> held = held_of(target);
     Dims local_shape = saved.shape;
     if (target.like.defined() && is_dtensor(target.like)) {
-      const DTensorMeta& meta = meta_of(target.like);
-      held = local_boxes(meta.spec->layout, meta.context->mesh().shape(),
-                         meta.context->coordinate(), saved.shape);
-      local_shape = meta.spec->local_sizes;
-    } else if (whole_box(saved.shape).numel() > 0) {
-      held = {{whole_box(saved.shape), Dims(saved.shape.size(), 0)}};
+      local_shape = meta_of(target.like).spec->local_sizes;
     }
     target.staged = at::empty(array(local_shape), at::TensorOptions(scalar_type_of(saved.dtype)));
     kept_ += static_cast<int64_t>(target.staged.nbytes());
@@ -227,13 +227,36 @@ class Reader {
     }
     return absl::OkStatus();
   }
+  // Has the system begin with what read() of the target will read whole. What is wrong that says.
+  void will_need(const Target& target) {
+    for (const LocalBox& box : held_of(target)) {
+      for (const SavedPiece& piece : target.saved->pieces) {
+        if (intersect(piece.box, box.box) != piece.box) continue;
+        const absl::StatusOr<SafetensorsFile*> file = file_of(piece);
+        if (!file.ok()) return;
+        const StoredTensor* info =
+            (*file)->find(piece_name(target.saved_name, target.saved->shape, piece.box));
+        if (info != nullptr) (*file)->will_need(*info);
+      }
+    }
+  }
   int64_t bytes_read() const { return read_; }
   int64_t bytes_kept() const { return kept_; }
 
  private:
-  absl::Status read_piece(const Target& target, const SavedPiece& piece, const Box& common,
-                          const Box& local) {
-    const SavedTensor& saved = *target.saved;
+  // Of the whole, what this rank keeps of it.
+  static std::vector<LocalBox> held_of(const Target& target) {
+    const Dims& shape = target.saved->shape;
+    if (target.like.defined() && is_dtensor(target.like)) {
+      const DTensorMeta& meta = meta_of(target.like);
+      return local_boxes(meta.spec->layout, meta.context->mesh().shape(),
+                         meta.context->coordinate(), shape);
+    }
+    if (whole_box(shape).numel() == 0) return {};
+    return {{whole_box(shape), Dims(shape.size(), 0)}};
+  }
+
+  absl::StatusOr<SafetensorsFile*> file_of(const SavedPiece& piece) {
     std::shared_ptr<SafetensorsFile>& file = open_[piece.file];
     if (file == nullptr) {
       absl::StatusOr<std::shared_ptr<SafetensorsFile>> opened =
@@ -241,6 +264,15 @@ class Reader {
       if (!opened.ok()) return opened.status();
       file = *std::move(opened);
     }
+    return file.get();
+  }
+
+  absl::Status read_piece(const Target& target, const SavedPiece& piece, const Box& common,
+                          const Box& local) {
+    const SavedTensor& saved = *target.saved;
+    const absl::StatusOr<SafetensorsFile*> opened = file_of(piece);
+    if (!opened.ok()) return opened.status();
+    SafetensorsFile* const file = *opened;
     const std::string key = piece_name(target.saved_name, saved.shape, piece.box);
     const StoredTensor* info = file->find(key);
     if (info == nullptr || info->dtype != saved.dtype || info->shape != piece.box.shape) {
@@ -263,9 +295,9 @@ class Reader {
       apart.resize(static_cast<size_t>(common.numel() * element));
       bytes = apart.data();
     }
-    absl::Status status = file->read(*info, bytes);
+    uint64_t sum = 0;
+    absl::Status status = file->read(*info, bytes, &sum);
     if (!status.ok()) return status;
-    const uint64_t sum = checksum_of(bytes, static_cast<size_t>(common.numel() * element));
     if (sum != piece.xxh3) {
       return absl::DataLossError(str_cat("'", file->path(), "': \"", key, "\" has the checksum ",
                                          to_hex(sum), "; the manifest says ", to_hex(piece.xxh3)));
@@ -291,29 +323,31 @@ class Reader {
 absl::Status check_number(Target& target) {
   if (!target.is_number || target.saved == nullptr) return absl::OkStatus();
   const auto value = target.staged.item<double>();
-  if (value >= 0 && value == static_cast<double>(static_cast<int64_t>(value)) && value < 0x1p53) {
-    return absl::OkStatus();
-  }
+  if (value >= 0 && value <= target.most && value == std::floor(value)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      str_cat("'", target.name, "' is ", value, "; wanted a whole number, 0 or more"));
+      absl::StrFormat("'%s' is %.17g; wanted a whole number from 0 to %d", target.name, value,
+                      static_cast<int64_t>(target.most)));
 }
 
-// What is left to do when all ranks have what they need: copying, which does not fail.
+// What is left to do when all ranks have what they need: copying, of which nothing is known that could fail.
 struct Prepared {
   std::vector<std::pair<Target*, at::Tensor>> parts;  // of tensors, to write to
   std::vector<OptimizerState> late;                   // as `state.late()`
   std::vector<bool> is_set;                           // likewise
 };
 
-Prepared prepare(const StateDict& state, std::vector<Target>& targets) {
-  Prepared prepared;
+// Goes through all of them even if one cannot be written: part_to_write() may be collective.
+absl::Status prepare(const StateDict& state, std::vector<Target>& targets, Prepared& prepared) {
+  absl::Status status;
   std::vector<OptimizerState>& late = prepared.late;
   late.resize(state.late().size());
   prepared.is_set.resize(late.size(), false);
   for (Target& target : targets) {
     if (target.saved == nullptr) continue;
     if (target.late == 0) {
-      prepared.parts.emplace_back(&target, part_to_write(target.like, kLoad));
+      at::Tensor part = part_to_write(target.like, kLoad).detach();
+      status.Update(check_loadable(target.name, part));
+      prepared.parts.emplace_back(&target, std::move(part));
     } else {
       prepared.is_set[target.late - 1] = true;
       const LateTensors& its = state.late()[target.late - 1];
@@ -324,18 +358,22 @@ Prepared prepare(const StateDict& state, std::vector<Target>& targets) {
       } else {
         const at::Device device =
             is_dtensor(target.like) ? meta_of(target.like).spec->device : target.like.device();
+        if (device.is_meta()) {
+          status.Update(check_loadable(target.name, at::empty({}, at::kMeta)));
+          continue;
+        }
         value = lying_as(target.like, value.to(at::TensorOptions(target.dtype).device(device)));
       }
       late[target.late - 1][name] = std::move(value);
       target.staged.reset();
     }
   }
-  return prepared;
+  return status;
 }
 
 void apply(StateDict& state, const Manifest& manifest, Prepared& prepared) {
   for (auto& [target, part] : prepared.parts) {
-    part.detach().copy_(target->staged);
+    part.copy_(target->staged);
     part_written(target->like, kLoad);
     target->staged.reset();
   }
@@ -429,8 +467,13 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
   }
   Reader reader(result.path, *manifest, fs);
   const absl::Status read = status_of([&] {
+    std::vector<Target*> wanted;
     for (Target& target : targets) {
-      if (target.saved == nullptr) continue;
+      if (target.saved != nullptr) wanted.push_back(&target);
+    }
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      Target& target = *wanted[i];
+      if (i + 1 < wanted.size()) reader.will_need(*wanted[i + 1]);
       absl::Status status = reader.read(target);
       if (status.ok()) status = check_number(target);
       if (!status.ok()) return status;
@@ -440,12 +483,16 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
   check(agree(comm, read, timeout));
   // Only now, for it may be collective.
   Prepared prepared;
-  check(agree(comm, status_of([&] {
-                prepared = prepare(state, targets);
-                return absl::OkStatus();
-              }),
-              timeout));
-  apply(state, *manifest, prepared);
+  check(agree(comm, status_of([&] { return prepare(state, targets, prepared); }), timeout));
+  const absl::Status applied = agree(comm, status_of([&] {
+                                       apply(state, *manifest, prepared);
+                                       return absl::OkStatus();
+                                     }),
+                                     timeout);
+  if (!applied.ok()) {
+    check(absl::Status(applied.code(), str_cat(std::string(applied.message()),
+                                               "; the state has new values in part")));
+  }
   result.values = manifest->values;
   result.bytes_read = reader.bytes_read();
   result.bytes_kept = reader.bytes_kept();

@@ -64,7 +64,7 @@ absl::StatusOr<SavedPiece> parse_piece(const JsonPath& path, const Json& json,
 }
 
 absl::StatusOr<SavedTensor> parse_tensor(const std::string& name, const Json& json,
-                                         const Manifest& manifest) {
+                                         const Manifest& manifest, int64_t& comparisons) {
   absl::Status status = check_keys({"tensors", name}, json, {"dtype", "shape", "pieces"});
   if (!status.ok()) return status;
   SavedTensor tensor;
@@ -104,10 +104,15 @@ absl::StatusOr<SavedTensor> parse_tensor(const std::string& name, const Json& js
   }
   std::vector<Box> boxes;
   for (const SavedPiece& piece : tensor.pieces) boxes.push_back(piece.box);
-  if (const auto two = find_overlap(boxes)) {
-    return unexpected({"tensors", name, "pieces", std::to_string(two->second)},
-                      str_cat("a part that does not overlap piece ", two->first),
-                      pieces[two->second]);
+  const auto two = find_overlap(boxes, comparisons);
+  if (!two.ok()) {
+    return absl::Status(two.status().code(),
+                        str_cat("tensors.", name, ": ", std::string(two.status().message())));
+  }
+  if (two->has_value()) {
+    const auto [first, second] = **two;
+    return unexpected({"tensors", name, "pieces", std::to_string(second)},
+                      str_cat("a part that does not overlap piece ", first), pieces[second]);
   }
   return tensor;
 }
@@ -227,8 +232,9 @@ absl::StatusOr<Manifest> Manifest::parse(std::string_view text) {
   status = parse_files(json["files"], manifest);
   if (!status.ok()) return status;
   if (!json["tensors"].is_object()) return unexpected({"tensors"}, "an object", json["tensors"]);
+  int64_t comparisons = kMostBoxComparisons;
   for (const auto& [name, value] : json["tensors"].items()) {
-    absl::StatusOr<SavedTensor> tensor = parse_tensor(name, value, manifest);
+    absl::StatusOr<SavedTensor> tensor = parse_tensor(name, value, manifest, comparisons);
     if (!tensor.ok()) return tensor.status();
     manifest.tensors[name] = *std::move(tensor);
   }

@@ -64,6 +64,29 @@ TEST(BoxTest, ContainsNothingThatEndsNowhere) {
   EXPECT_EQ((Box{{0, 0, 0}, {huge, huge, 0}}.numel()), 0);
 }
 
+TEST(BoxTest, ComparesNoMoreThanIsLeft) {
+  // Stairs: along either dimension all are beside each other, or nearly.
+  std::vector<Box> stairs;
+  for (int64_t i = 0; i < 100; ++i) stairs.push_back({{i, i}, {100, 1}});
+  int64_t left = kMostBoxComparisons;
+  auto two = find_overlap(stairs, left);
+  ASSERT_TRUE(two.ok()) << two.status();
+  EXPECT_FALSE(two->has_value());
+  EXPECT_EQ(left, kMostBoxComparisons - 100 * 99 / 2);
+  left = 1000;
+  two = find_overlap(stairs, left);
+  EXPECT_EQ(two.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(two.status().message()), HasSubstr("100 parts lie so that"));
+  // Of a grid it takes few.
+  std::vector<Box> grid;
+  for (int64_t i = 0; i < 10'000; ++i) grid.push_back({{i / 100, i % 100}, {1, 1}});
+  left = 2 * 10'000 * 100;
+  EXPECT_TRUE(find_overlap(grid, left).ok());
+  grid.push_back({{3, 4}, {2, 1}});
+  left = kMostBoxComparisons;
+  EXPECT_TRUE(find_overlap(grid, left)->has_value());
+}
+
 TEST(SavePlanTest, EveryElementIsWrittenOnceByOneThatHasIt) {
   std::mt19937 random(7);
   const std::vector<Dims> meshes = {{1}, {3}, {2, 2}, {2, 3}, {2, 2, 2}};

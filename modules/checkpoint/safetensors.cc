@@ -26,6 +26,8 @@ constexpr std::array<std::string_view, kNumDTypes> kNames = {
 // Smaller reads are copied out of the mapped file, where the system reads pages anyway.
 constexpr int64_t kLongRun = 16 << 10;
 
+constexpr int64_t kPiece = 1 << 20;  // of what is read or written, and summed up
+
 absl::Status in_file(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), str_cat("'", path, "': ", std::string(status.message())));
 }
@@ -209,6 +211,26 @@ absl::Status SafetensorsFile::read(const StoredTensor& info, const Box& box, con
   return status;
 }
 
+absl::Status SafetensorsFile::read(const StoredTensor& info, void* out,
+                                   uint64_t* out_checksum) const {
+  // A piece at a time, so that the checksum finds it in the cache.
+  Checksum sum;
+  const int64_t bytes = info.end - info.begin;
+  for (int64_t at = 0; at < bytes; at += kPiece) {
+    char* const place = static_cast<char*>(out) + at;
+    const auto some = static_cast<size_t>(std::min(kPiece, bytes - at));
+    absl::Status status = file_->read_at(data_begin_ + info.begin + at, place, some);
+    if (!status.ok()) return status;
+    sum.add(place, some);
+  }
+  *out_checksum = sum.value();
+  return absl::OkStatus();
+}
+
+void SafetensorsFile::will_need(const StoredTensor& info) const {
+  file_->will_need(data_begin_ + info.begin, info.end - info.begin);
+}
+
 const std::byte* SafetensorsFile::mapped(const StoredTensor& info) const {
   const std::byte* file = file_->mapped();
   return file == nullptr ? nullptr : file + data_begin_ + info.begin;
@@ -287,23 +309,25 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
   return writer;
 }
 
-absl::Status SafetensorsWriter::append(const void* data, int64_t size) {
+absl::Status SafetensorsWriter::append(const void* data, int64_t size, uint64_t* out_checksum) {
   if (size > wanted_ - bytes_) {
     return absl::OutOfRangeError(
         str_cat("'", path_, "': ", size, " bytes more; its tensors lack ", wanted_ - bytes_));
   }
-  // A piece at a time, so that the checksum finds it in the cache.
-  constexpr int64_t kPiece = 1 << 20;
+  // A piece at a time, so that the checksums find it in the cache.
+  Checksum sum;
   const auto* from = static_cast<const char*>(data);
   while (size > 0) {
     const int64_t piece = std::min(size, kPiece);
     sum_->checksum.add(from, static_cast<size_t>(piece));
+    if (out_checksum != nullptr) sum.add(from, static_cast<size_t>(piece));
     absl::Status status = write_all(*file_, from, static_cast<size_t>(piece));
     if (!status.ok()) return status;
     bytes_ += piece;
     from += piece;
     size -= piece;
   }
+  if (out_checksum != nullptr) *out_checksum = sum.value();
   return absl::OkStatus();
 }
 

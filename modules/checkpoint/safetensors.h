@@ -76,6 +76,10 @@ class SafetensorsFile {
   // `to` at `out`.
   absl::Status read(const StoredTensor& info, const Box& box, const Box& common, const Box& to,
                     void* out) const;
+  // Whole, with the XXH3 of its bytes.
+  absl::Status read(const StoredTensor& info, void* out, uint64_t* out_checksum) const;
+  // It is read soon: the system may begin.
+  void will_need(const StoredTensor& info) const;
   // Where it lies in the mapped file, as long as this lives; null if the file cannot be mapped. Not
   // aligned to its elements in files that do not care.
   const std::byte* mapped(const StoredTensor& info) const;
@@ -105,8 +109,8 @@ class SafetensorsWriter {
       std::shared_ptr<FileSystem> fs = nullptr);
 
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // as they are to come
-  // The next bytes, of as many tensors as one likes.
-  absl::Status append(const void* data, int64_t size);
+  // The next bytes, of as many tensors as one likes. `out_checksum`, if it is not null: their XXH3.
+  absl::Status append(const void* data, int64_t size, uint64_t* out_checksum = nullptr);
   // FailedPrecondition if bytes are missing. Synced and closed. A file that was not finished goes with the
   // writer.
   absl::Status finish();

@@ -101,6 +101,7 @@ absl::StatusOr<SafetensorsIndex::Place> SafetensorsIndex::find(std::string_view 
   if (it == files_of_.end()) {
     return absl::NotFoundError(str_cat("'", folder_, "' has no tensor \"", name, "\""));
   }
+  const std::lock_guard lock(mutex_);
   std::shared_ptr<SafetensorsFile>& file = open_[it->second];
   if (file == nullptr) {
     absl::StatusOr<std::shared_ptr<SafetensorsFile>> opened =

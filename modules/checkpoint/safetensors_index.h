@@ -5,11 +5,12 @@
 //   auto place = (*model)->find("lm_head.weight");       // StatusOr: its file and its StoredTensor
 //
 // Of a folder: model.safetensors.index.json, or else its one *.safetensors file, or of several model.safetensors. Files are opened when
-// a tensor of theirs is looked for. Threads: used by one at a time; the files it gives by any.
+// a tensor of theirs is looked for. Threads: any, and the files it gives, too.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,7 +39,8 @@ class SafetensorsIndex {
   std::shared_ptr<FileSystem> fs_;
   std::string folder_;
   std::map<std::string, std::string, std::less<>> files_of_;  // by tensor
-  std::map<std::string, std::shared_ptr<SafetensorsFile>, std::less<>> open_;
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<SafetensorsFile>, std::less<>> open_;  // guarded by mutex_
 };
 
 // {"w": "model-00001-of-00002.safetensors", ...} of such an index.

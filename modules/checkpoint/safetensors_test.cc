@@ -6,6 +6,9 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -277,6 +280,52 @@ TEST_F(SafetensorsTest, FollowsAnIndex) {
         R"({"weight_map": {"a": "/etc/passwd"}})", R"({"weight_map": {"a": ".."}})"}) {
     EXPECT_EQ(index(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
+}
+
+TEST_F(SafetensorsTest, ChecksumsComeWithTheBytes) {
+  std::vector<int32_t> all(1000 * 300);
+  std::iota(all.begin(), all.end(), 0);
+  const auto bytes = static_cast<int64_t>(all.size() * 4);
+  auto writer = SafetensorsWriter::create(path("w"), {{"w", DType::kI32, {1000, 300}}});
+  uint64_t sum = 0, read_sum = 0;
+  ASSERT_TRUE((*writer)->append(all.data(), bytes, &sum).ok());
+  ASSERT_TRUE((*writer)->finish().ok());
+  const auto file = SafetensorsFile::open(path("w"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<int32_t> got(all.size());
+  ASSERT_TRUE((*file)->read(*(*file)->find("w"), got.data(), &read_sum).ok());
+  EXPECT_EQ(got, all);
+  EXPECT_EQ(sum, read_sum);
+}
+
+TEST_F(SafetensorsTest, ThreadsShareAnIndex) {
+  constexpr int kFiles = 20;
+  std::string map;
+  int64_t bytes = 0;  // of all headers
+  for (int i = 0; i < kFiles; ++i) {
+    const std::string name = "t" + std::to_string(i), file = name + ".safetensors";
+    auto writer = SafetensorsWriter::create(path(file), {{name, DType::kU8, {1}}});
+    ASSERT_TRUE((*writer)->append("x", 1).ok());
+    ASSERT_TRUE((*writer)->finish().ok());
+    bytes += static_cast<int64_t>(fs::file_size(path(file))) - 1;
+    map += (i == 0 ? "\"" : ", \"") + name + "\": \"" + file + "\"";
+  }
+  std::ofstream(path("model.safetensors.index.json")) << "{\"weight_map\": {" + map + "}}";
+  const auto counting = std::make_shared<testing::FaultyFileSystem>(testing::Fault());
+  auto model = SafetensorsIndex::open(folder_, counting);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const int64_t before = counting->bytes_read();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < kFiles; ++i) {
+        const auto place = (*model)->find("t" + std::to_string(i));
+        EXPECT_TRUE(place.ok()) << place.status();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(counting->bytes_read() - before, bytes);  // each was opened once
 }
 
 }  // namespace

@@ -97,6 +97,12 @@ at::Tensor copy_of(const at::Tensor& part, const std::shared_ptr<StagingMemory>&
   const at::Tensor copy = at::from_blob(
       memory->take(static_cast<int64_t>(part.nbytes())), part.sizes(), [memory](void*) {},
       part.options().device(at::kCPU));
+  constexpr size_t kLarge = 1 << 20;
+  if (part.nbytes() >= kLarge && part.is_cpu() && part.is_contiguous() && !part.is_conj() &&
+      !part.is_neg()) {
+    stage(copy.mutable_data_ptr(), part.const_data_ptr(), static_cast<int64_t>(part.nbytes()));
+    return copy;
+  }
   return copy.copy_(part);
 }
 

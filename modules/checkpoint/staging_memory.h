@@ -35,4 +35,7 @@ class StagingMemory {
   int64_t taken_ = 0;
 };
 
+// Copies many bytes past the cache, which training wants for itself. `to` as take() gives it.
+void stage(void* to, const void* from, int64_t bytes);
+
 }  // namespace shardweave::checkpoint_internal

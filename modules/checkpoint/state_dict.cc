@@ -24,6 +24,7 @@ using namespace modules_internal;
 namespace {
 
 constexpr char kStateDict[] = "StateDict";
+constexpr double kMostFusedSteps = 0x1p24;  // FusedOptimizer counts in float
 
 [[noreturn]] void refuse(absl::StatusCode code, const std::string& why) {
   throw Error(kStateDict, absl::Status(code, why));
@@ -187,14 +188,20 @@ void add_states(StateDict& state, FusedOptimizer& optimizer, const std::string& 
     };
     late.items = [&optimizer, index] {
       std::vector<LateTensors::Item> items;
-      for (const std::string_view its : optimizer.state_names(index())) {
+      const std::vector<std::string_view> names = optimizer.state_names(index());
+      // Of a momentum alone nothing depends on it, and torch::optim::SGD has none; moments without their step are
+      // other moments.
+      const bool needs_step = std::any_of(names.begin(), names.end(), [](std::string_view its) {
+        return its != "step" && its != "momentum_buffer";
+      });
+      for (const std::string_view its : names) {
         const bool is_number = its == "step";
         const at::Tensor kept = optimizer.state(index(), its);
         items.push_back({.name = std::string(its),
                          .like = is_number ? at::Tensor() : kept,
-                         // torch::optim::SGD has none.
-                         .is_optional = is_number,
-                         .dtype = kept.scalar_type()});
+                         .is_optional = is_number && !needs_step,
+                         .dtype = kept.scalar_type(),
+                         .most = kMostFusedSteps});
       }
       return items;
     };

@@ -55,6 +55,7 @@ struct LateTensors {
     at::Tensor like;   // of its shape, and lying as it; undefined: it is a number
     bool is_optional = false;
     at::ScalarType dtype = at::kFloat;
+    double most = 0x1p53;  // of a number: what `set` takes
   };
   std::function<std::vector<Item>()> items;  // what there can be
   std::function<OptimizerState()> now;       // what there is
@@ -66,6 +67,7 @@ struct NamedValue {
   std::function<std::string()> get;                       // JSON
   std::function<absl::Status(const std::string&)> check;  // null: any will do
   std::function<void(const std::string&)> set;
+  bool is_optional = false;  // a checkpoint may lack it: then `set` is not called
 };
 
 }  // namespace checkpoint_internal

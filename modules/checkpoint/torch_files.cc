@@ -416,37 +416,105 @@ class TorchArchive {
   std::map<std::string, ZipDirectory::Place> storages_;  // that have been asked for
 };
 
-// All tensors of a dict, and of dicts in it. `left`: of kMostNameBytes.
-absl::Status collect(TorchArchive& archive, const std::string& path, const std::string& prefix,
-                     const PickleValue& value, int levels, int64_t& left,
-                     std::vector<TensorSource>& out) {
-  if (value.kind == Kind::kDict || value.is_call_of("collections.OrderedDict")) {
-    if (levels == 0) return wrong(path, "dicts in dicts, more than 16 of them");
+bool is_tensor(const PickleValue& value) {
+  return value.kind == Kind::kObject && value.called->kind == Kind::kGlobal &&
+         (value.called->text.starts_with("torch._utils._rebuild") ||
+          value.called->text.starts_with("torch._tensor._rebuild"));
+}
+
+// All tensors of a dict or a list, and of those in it.
+class Collector {
+ public:
+  Collector(TorchArchive& archive, const std::string& path) : archive_(archive), path_(path) {}
+
+  absl::Status collect(const std::string& name, const PickleValue& value, int levels) {
+    if (is_tensor(value)) {
+      absl::StatusOr<TensorSource> tensor = archive_.tensor(name, value);
+      if (!tensor.ok()) return tensor.status();
+      found_.push_back(*std::move(tensor));
+      return absl::OkStatus();
+    }
+    const bool is_dict = value.kind == Kind::kDict || value.is_call_of("collections.OrderedDict");
+    const bool is_list = value.kind == Kind::kList;
+    if ((is_dict || is_list) && levels == 0) {
+      return wrong(path_, "dicts in dicts, or lists, more than 16 of them");
+    }
+    if (is_list) {
+      for (size_t i = 0; i < value.items.size(); ++i) {
+        const PickleValue& item = *value.items[i];
+        // Texts and numbers, of which lists are long.
+        const bool may_hold =
+            item.kind == Kind::kDict || item.kind == Kind::kList || item.kind == Kind::kObject;
+        left_ -= may_hold ? static_cast<int64_t>(name.size()) + kOneItem : 1;
+        if (left_ < 0) return too_many();
+        if (!may_hold) continue;
+        absl::Status status = collect(below(name, std::to_string(i)), item, levels - 1);
+        if (!status.ok()) return status;
+      }
+      return absl::OkStatus();
+    }
+    if (!is_dict && value.kind != Kind::kObject) return absl::OkStatus();
+    if (!is_dict) return refuse_tensors_in(name, value, "in an object");
     if (!value.items.empty()) {
       return absl::UnimplementedError(
-          str_cat("'", path, "': \"", prefix,
+          str_cat("'", path_, "': \"", name,
                   "\" is an OrderedDict that is given its items as Python 2 did"));
     }
     for (const auto& [key, each] : value.entries) {
-      left -= kOneName + static_cast<int64_t>(prefix.size() + key->text.size());
-      if (left < 0) return wrong(path, "its names are too long, or too many");
-      if (key->kind != Kind::kText) continue;
-      const std::string name = prefix.empty() ? key->text : str_cat(prefix, ".", key->text);
-      absl::Status status = collect(archive, path, name, *each, levels - 1, left, out);
+      left_ -= kOneName + static_cast<int64_t>(name.size() + key->text.size());
+      if (left_ < 0) return too_many();
+      absl::Status status;
+      if (key->kind == Kind::kText) {
+        status = collect(below(name, key->text), *each, levels - 1);
+      } else if (key->kind == Kind::kInt) {
+        status = collect(below(name, std::to_string(key->number)), *each, levels - 1);
+      } else {
+        status =
+            refuse_tensors_in(name, *each, "under a key that is neither a text nor a whole number");
+      }
       if (!status.ok()) return status;
     }
     return absl::OkStatus();
   }
-  if (value.kind != Kind::kObject || value.called->kind != Kind::kGlobal ||
-      !(value.called->text.starts_with("torch._utils._rebuild") ||
-        value.called->text.starts_with("torch._tensor._rebuild"))) {
+
+  std::vector<TensorSource>& found() { return found_; }
+
+ private:
+  static constexpr int64_t kOneItem = 16;
+
+  static std::string below(const std::string& name, const std::string& key) {
+    return name.empty() ? key : str_cat(name, ".", key);
+  }
+  absl::Status too_many() const { return wrong(path_, "its names are too long, or too many"); }
+
+  // A tensor that would have no name is not passed over.
+  absl::Status refuse_tensors_in(const std::string& name, const PickleValue& value,
+                                 std::string_view what) {
+    std::vector<const PickleValue*> open = {&value};
+    while (!open.empty()) {
+      const PickleValue& each = *open.back();
+      open.pop_back();
+      if (!without_.insert(&each).second) continue;
+      if (is_tensor(each)) {
+        return absl::UnimplementedError(
+            str_cat("'", path_, "': ", name.empty() ? "the file" : str_cat("\"", name, "\""),
+                    " has a tensor ", what,
+                    "; wanted tensors in dicts and lists, of which they get "
+                    "their names"));
+      }
+      open.insert(open.end(), each.items.begin(), each.items.end());
+      for (const auto& [key, of] : each.entries) open.push_back(of);
+      if (each.state != nullptr) open.push_back(each.state);
+    }
     return absl::OkStatus();
   }
-  absl::StatusOr<TensorSource> tensor = archive.tensor(prefix, value);
-  if (!tensor.ok()) return tensor.status();
-  out.push_back(*std::move(tensor));
-  return absl::OkStatus();
-}
+
+  TorchArchive& archive_;
+  const std::string& path_;
+  int64_t left_ = kMostNameBytes;
+  std::vector<TensorSource> found_;
+  std::set<const PickleValue*> without_;  // that are no tensors, and have none in them
+};
 
 absl::StatusOr<std::shared_ptr<ReadableFile>> open_file(FileSystem& fs, const std::string& path) {
   absl::StatusOr<std::unique_ptr<ReadableFile>> file = fs.open(path, Symlinks::kFollow);
@@ -570,11 +638,10 @@ absl::StatusOr<std::vector<TensorSource>> torch_save_sources(
   if (!file.ok()) return file.status();
   const auto archive = TorchArchive::open(path, *file, 0, (*file)->size(), kMostPickleBytes);
   if (!archive.ok()) return archive.status();
-  std::vector<TensorSource> sources;
-  int64_t left = kMostNameBytes;
-  const absl::Status status =
-      collect(**archive, path, "", (*archive)->value(), kMostLevels, left, sources);
+  Collector collector(**archive, path);
+  const absl::Status status = collector.collect("", (*archive)->value(), kMostLevels);
   if (!status.ok()) return status;
+  std::vector<TensorSource> sources = std::move(collector.found());
   if (sources.empty()) return wrong(path, "no dict of tensors");
   std::set<std::string> names;
   for (const TensorSource& source : sources) {
@@ -604,8 +671,10 @@ absl::StatusOr<std::vector<TensorSource>> dcp_sources(const std::string& directo
   std::map<std::string, std::shared_ptr<ReadableFile>> open;
   std::vector<TensorSource> sources;
   std::set<std::string_view> names;
+  int64_t comparisons = kMostBoxComparisons;
   for (const auto& [fqn, info] : tensors->entries) {
-    if (fqn->kind != Kind::kText || called_name(*info) != "TensorStorageMetadata") continue;
+    if (called_name(*info) != "TensorStorageMetadata") continue;
+    if (fqn->kind != Kind::kText) return wrong(path, "a tensor has a name that is no text");
     const std::string& name = fqn->text;
     if (!names.insert(name).second) return wrong(path, str_cat("\"", name, "\" is there twice"));
     const PickleValue* size = info->entry("size");
@@ -665,9 +734,12 @@ absl::StatusOr<std::vector<TensorSource>> dcp_sources(const std::string& directo
       boxes.push_back(box);
       parts.push_back({*std::move(source), box});
     }
-    if (const auto two = find_overlap(boxes)) {
-      return wrong(path, str_cat("the chunks ", boxes[two->first].to_string(), " and ",
-                                 boxes[two->second].to_string(), " of \"", name, "\" overlap"));
+    const auto two = find_overlap(boxes, comparisons);
+    if (!two.ok()) return in_file(path, two.status());
+    if (two->has_value()) {
+      const auto [first, second] = **two;
+      return wrong(path, str_cat("the chunks ", boxes[first].to_string(), " and ",
+                                 boxes[second].to_string(), " of \"", name, "\" overlap"));
     }
     if (covered != whole_box(*shape).numel()) {
       return wrong(path, str_cat("chunks of \"", name, "\" do not cover it"));

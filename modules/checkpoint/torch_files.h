@@ -18,8 +18,9 @@
 
 namespace shardweave {
 
-// Of a file by torch.save: a dict of tensors, or of such dicts, whose names get dots between them. InvalidArgument
-// for a file that is none, or damaged; Unimplemented for tensors that are not dense, of dtypes that are not here, or
+// Of a file by torch.save: a dict or list of tensors, or of such dicts and lists; names get dots between them, and whole
+// numbers are names ("optimizer.state.0.exp_avg", of a list "blocks.2"). A tensor anywhere else (in an object's
+// attributes, under a key of another kind) is Unimplemented: none is passed over. InvalidArgument for a file that is none, or damaged; Unimplemented for tensors that are not dense, of dtypes that are not here, or
 // expanded, for archives that are compressed, and for files of before PyTorch 1.6.
 absl::StatusOr<std::vector<TensorSource>> torch_save_sources(
     const std::string& path, const std::shared_ptr<FileSystem>& fs = nullptr);

@@ -66,8 +66,7 @@ absl::StatusOr<Written> write_part(const std::shared_ptr<FileSystem>& fs, SaveRe
     const size_t k = places.at(info.name);
     const std::shared_ptr<const void> bytes = std::exchange(request.bytes[k], nullptr)();
     const int64_t size = info.end - info.begin;
-    written.numbers[2 + k] = checksum_of(bytes.get(), static_cast<size_t>(size));
-    absl::Status status = (*writer)->append(bytes.get(), size);
+    absl::Status status = (*writer)->append(bytes.get(), size, &written.numbers[2 + k]);
     if (!status.ok()) return status;
   }
   absl::Status status = (*writer)->finish();

@@ -245,7 +245,7 @@ class TokenLoader::State {
       return BatchBlock{chunk(samples, part.count, part.index), {0, seq}};
     };
     source_ = source;
-    start();
+    start({});
   }
   State(const std::vector<TokenFile>& files, const TokenLoaderOptions& options, MeshPtr mesh,
         const std::function<Placements(const DeviceMesh&)>& placements, std::source_location where)
@@ -271,7 +271,7 @@ class TokenLoader::State {
                      differs->ranks[0], " and ", differs->ranks[1]));
     }
     source_ = source;
-    start();
+    start({});
   }
 
   std::optional<TokenBatch> next();
@@ -280,9 +280,10 @@ class TokenLoader::State {
   void set_position(std::string_view text, std::source_location where);
 
  private:
-  void start() {
-    reader_.reset();  // which ends the thread
-    reader_ = std::make_unique<BatchReader>(source_, position_);
+  // If the thread cannot be had, all is as before.
+  void start(SamplePosition position) {
+    reader_ = std::make_unique<BatchReader>(source_, position);  // the thread before ends
+    position_ = position;
   }
   at::Tensor on_mesh(const at::Tensor& local, int64_t samples) const;
 
@@ -328,8 +329,7 @@ void TokenLoader::State::set_position(std::string_view text, std::source_locatio
                                          differs->ranks[0], " and ", differs->ranks[1])));
     }
   }
-  position_ = *position;
-  start();
+  start(*position);
 }
 
 TokenLoader::TokenLoader(const std::vector<TokenFile>& files, const TokenLoaderOptions& options,

@@ -4,7 +4,6 @@
 #include <set>
 #include <utility>
 
-#include "ATen/MemoryOverlap.h"
 #include "ATen/core/Tensor.h"
 #include "ATen/ops/empty.h"
 #include "absl/strings/str_join.h"
@@ -18,6 +17,7 @@
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/modules/checkpoint/agree.h"
+#include "shardweave/modules/checkpoint/loadable.h"
 #include "shardweave/modules/checkpoint/safetensors_tensor.h"
 #include "shardweave/modules/checkpoint/snapshot.h"
 #include "shardweave/modules/checkpoint/torch_files.h"
@@ -159,14 +159,11 @@ absl::Status prepare(const std::vector<ModelTensor>& tensors, std::vector<at::Te
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!staged[i].defined()) continue;
     const at::Tensor part = part_to_write(tensors[i].tensor, kLoad).detach();
-    const auto refuse = [&](std::string_view what) {
-      return absl::FailedPreconditionError(str_cat("'", tensors[i].name, "' ", what));
-    };
-    if (part.is_meta()) return refuse("has no memory: it is on the meta device");
-    if (at::has_internal_overlap(part) == at::MemOverlap::Yes) {
-      return refuse("has elements that share memory (an expanded one)");
+    if (absl::Status status = check_loadable(tensors[i].name, part); !status.ok()) return status;
+    if (part.sizes() != staged[i].sizes()) {
+      return absl::FailedPreconditionError(
+          str_cat("'", tensors[i].name, "' has a part of another shape"));
     }
-    if (part.sizes() != staged[i].sizes()) return refuse("has a part of another shape");
     prepared.push_back({&tensors[i], part, staged[i].to(part.scalar_type())});
     staged[i].reset();
   }

@@ -218,15 +218,17 @@ void save_pretrained(const std::string& directory, const torch::nn::Module& modu
     }
     // Who cannot write goes on gathering: the others wait for it.
     for (size_t k = begin; k < i; ++k) {
-      const at::Tensor whole = gatherer.whole_of(plan[k].tensor);
-      if (!is_mine || !mine.ok()) continue;
       try {
+        const at::Tensor whole = gatherer.whole_of(plan[k].tensor);
+        if (!is_mine || !mine.ok()) continue;
         const at::Tensor part = part_of_whole(whole, plan[k]);
         mine = writer->append(part.const_data_ptr(), static_cast<int64_t>(part.nbytes()));
         if (options.tensor_done != nullptr) options.tensor_done(bytes_of(plan[k].stored));
+      } catch (const StatusException& error) {
+        mine.Update(error.status());
       } catch (const std::exception& error) {
-        mine =
-            absl::ResourceExhaustedError(str_cat("cannot write: ", std::string_view(error.what())));
+        mine.Update(absl::ResourceExhaustedError(
+            str_cat("cannot write: ", std::string_view(error.what()))));
       }
     }
     if (is_mine && mine.ok()) mine = writer->finish();

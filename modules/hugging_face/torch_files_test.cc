@@ -241,6 +241,48 @@ TEST(TorchFilesTest, TensorsMayShareAStorage) {
   EXPECT_FALSE(std::filesystem::exists("ran"));  // names are names
 }
 
+// No tensor is passed over: it has a name, or is an error.
+TEST(TorchFilesTest, TensorsUnderNumbersAndInLists) {
+  const std::string one = tensor({.sizes = {1}, .strides = {1}});
+  const auto names_of = [](const absl::StatusOr<std::vector<TensorSource>>& sources) {
+    std::vector<std::string> names;
+    if (!sources.ok()) return std::vector<std::string>{std::string(sources.status().message())};
+    for (const TensorSource& source : *sources) names.push_back(source.name);
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  const std::string list = "](" + one + whole(3) + dict({{text("b"), one}}) + "e";
+  EXPECT_EQ(names_of(saved(dict({{text("state"),
+                                  dict({{whole(0), dict({{text("m"), one}})}, {whole(-7), one}})},
+                                 {text("a"), list},
+                                 {text("pair"), "(" + one + one + "t"}}) +
+                           ".")),
+            (Names{"state.0.m", "state.-7", "a.0", "a.2.b", "pair.0", "pair.1"}));
+  EXPECT_EQ(names_of(saved(list + ".")), (Names{"0", "2.b"}));
+  EXPECT_THAT(message_of(saved(dict({{whole(0), one}, {text("0"), one}}) + ".")),
+              HasSubstr("\"0\" is there twice"));
+  // A long list of numbers costs no names.
+  std::string numbers = "](";
+  for (int i = 0; i < 300'000; ++i) numbers += whole(i);
+  EXPECT_EQ(names_of(saved(dict({{text("losses"), numbers + "e"}, {text("w"), one}}) + ".")),
+            Names{"w"});
+  const std::string object = "cargparse\nNamespace\n)\x81";
+  EXPECT_THAT(
+      message_of(saved(dict({{text("args"), object + dict({{text("w"), one}}) + "b"}}) + ".")),
+      HasSubstr("\"args\" has a tensor in an object"));
+  EXPECT_THAT(
+      message_of(saved(dict({{text("a"), dict({{"\x88", list}})}}) + ".")),
+      HasSubstr("\"a\" has a tensor under a key that is neither a text nor a whole number"));
+  EXPECT_EQ(names_of(saved(dict({{text("args"), object + dict({{text("lr"), whole(1)}}) + "b"},
+                                 {"\x88", whole(1)},
+                                 {text("w"), one}}) +
+                           ".")),
+            Names{"w"});
+  // A list in itself.
+  EXPECT_THAT(message_of(saved(std::string("]q\0h\0a.", 7))),
+              HasSubstr("dicts in dicts, or lists"));
+}
+
 // Of `all`, element by element.
 std::vector<float> picked(const std::vector<float>& all, const PickledTensor& t, const Box& part,
                           const Box& to) {

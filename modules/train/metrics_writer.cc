@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "nlohmann/json.hpp"
@@ -18,6 +19,8 @@ namespace {
 
 using train_internal::OutputFile;
 using train_internal::system_error;
+
+constexpr std::string_view kLineBegin = "{\"step\":";
 
 nlohmann::ordered_json json_of(double value) {
   if (std::isnan(value)) return "NaN";
@@ -49,6 +52,19 @@ int64_t end_of_lines(const std::string& path) {
   return end;
 }
 
+// Whether what is there from `begin` on is a line of write(), or a part of one.
+absl::StatusOr<bool> begins_as_line(const std::string& path, int64_t begin) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return system_error(path, "cannot be read");
+  char bytes[kLineBegin.size()];
+  const ssize_t n = ::pread(fd, bytes, sizeof(bytes), begin);
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+  if (n < 0) return system_error(path, "cannot be read");
+  return kLineBegin.starts_with(std::string_view(bytes, static_cast<size_t>(n)));
+}
+
 }  // namespace
 
 class JsonLines::State {
@@ -65,8 +81,18 @@ absl::StatusOr<JsonLines> JsonLines::open(const std::string& path) {
   if (S_ISREG(about.st_mode)) {  // not a terminal or a pipe
     const int64_t end = end_of_lines(path);
     if (end < 0) return system_error(path, "cannot be read");
-    if (end < about.st_size && ::ftruncate(file->descriptor(), end) != 0) {
-      return system_error(path, "cannot be written");
+    if (end < about.st_size) {
+      const absl::StatusOr<bool> is_ours = begins_as_line(path, end);
+      if (!is_ours.ok()) return is_ours.status();
+      if (!*is_ours) {
+        return absl::FailedPreconditionError(
+            str_cat(path,
+                    ": it ends in the middle of a line, which is none of metrics; wanted a "
+                    "file of JSON lines, or a new one"));
+      }
+      if (::ftruncate(file->descriptor(), end) != 0) {
+        return system_error(path, "cannot be written");
+      }
     }
   }
   return JsonLines(std::make_unique<State>(*std::move(file)));

@@ -53,7 +53,8 @@ class MetricsWriter {
 // write() returns.
 class JsonLines final : public MetricsWriter {
  public:
-  // Appends; of a file that a run has left in the middle of a line, this line goes. A run that goes on at
+  // Appends; of a file that a run has left in the middle of a line, this line goes. FailedPrecondition for a file
+  // that ends in the middle of another line: it is somebody else's. A run that goes on at
   // an earlier step writes steps again: of these the last counts. The system's error.
   static absl::StatusOr<JsonLines> open(const std::string& path);
   ~JsonLines() override;

@@ -65,7 +65,8 @@ TEST(JsonLinesTest, ALineForEachStep) {
 
 TEST(JsonLinesTest, GoesOnBehindWholeLines) {
   const std::string whole = "{\"step\":1}\n{\"step\":2}\n";
-  for (const std::string& torn : {std::string(), std::string("{\"st"), std::string(9000, 'x')}) {
+  for (const std::string& torn :
+       {std::string(), std::string("{\"st"), "{\"step\":3,\"" + std::string(9000, 'x')}) {
     for (const std::string& before : {whole, std::string()}) {
       const std::string path = path_of("torn.jsonl");
       std::ofstream(path, std::ios::binary) << before + torn;
@@ -73,6 +74,19 @@ TEST(JsonLinesTest, GoesOnBehindWholeLines) {
       ASSERT_TRUE(log.ok()) << log.status();
       ASSERT_TRUE(log->write(3, {{"loss", 1}}).ok());
       EXPECT_EQ(bytes_in(path).substr(0, before.size() + 9), before + "{\"step\":3");
+    }
+  }
+}
+
+TEST(JsonLinesTest, LeavesTheFilesOfOthersAsTheyAre) {
+  for (const std::string& before : {std::string(), std::string("{\"step\":1}\n")}) {
+    for (const std::string& last : {std::string(9000, 'x'), std::string("{\"loss\":1}")}) {
+      const std::string path = path_of("foreign.jsonl");
+      std::ofstream(path, std::ios::binary) << before + last;
+      const absl::Status status = JsonLines::open(path).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(status.message()), HasSubstr("ends in the middle of a line"));
+      EXPECT_EQ(bytes_in(path), before + last);
     }
   }
 }

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "c10/core/GradMode.h"
 #include "c10/util/Exception.h"
@@ -154,6 +156,22 @@ void add_scaler(StateDict& state, GradScaler& scaler) {
                              }});
 }
 
+// Checkpoints of before it was counted lack it.
+void add_batches(StateDict& state, int64_t& batches) {
+  static constexpr char kName[] = "trainer_batches";
+  state.add_value(
+      kName,
+      {.get = [&batches] { return std::to_string(batches); },
+       .check = [](const std::string& text) -> absl::Status {
+         int64_t read = 0;
+         if (absl::SimpleAtoi(text, &read) && read >= 0) return absl::OkStatus();
+         return absl::InvalidArgumentError(
+             str_cat("the value '", kName, "' is ", text, "; wanted a whole number, 0 or more"));
+       },
+       .set = [&batches](const std::string& text) { (void)absl::SimpleAtoi(text, &batches); },
+       .is_optional = true});
+}
+
 // Modules in the mode that they were in, whatever they are switched to meanwhile.
 class KeepModes {
  public:
@@ -188,6 +206,7 @@ struct Trainer::Parts {
   TokenLoader* loader = nullptr;  // whose position is in the state
   std::optional<Checkpointer> checkpointer = {};
   int64_t steps_done = 0;
+  int64_t batches_done = 0;
   int64_t saved = 0;  // the step of the last checkpoint
   bool has_run = false;
   std::atomic<bool> is_stop_requested = false;
@@ -247,7 +266,11 @@ class Trainer::Run {
     }
     if (options_.resume == Resume::kNewest ||
         (options_.resume == Resume::kIfThere && has_checkpoint())) {
+      parts_.batches_done = -1;
       parts_.steps_done = parts_.checkpointer->load(parts_.state, {}, where_).step;
+      if (parts_.batches_done < 0) {
+        parts_.batches_done = parts_.steps_done * options_.accumulate;
+      }
       parts_.saved = parts_.steps_done;
     }
   }
@@ -292,8 +315,7 @@ class Trainer::Run {
     at::Tensor sum;
     for (int64_t i = 0; i < options_.accumulate; ++i) {
       const bool is_last = i + 1 == options_.accumulate;
-      const int64_t batch = parts_.steps_done * options_.accumulate + i;
-      const std::optional<at::Tensor> value = backward_of(loss, batch, is_last);
+      const std::optional<at::Tensor> value = backward_of(loss, parts_.batches_done + i, is_last);
       if (!value.has_value()) {
         if (i > 0) leave_out(random, position);
         return std::nullopt;
@@ -380,6 +402,7 @@ class Trainer::Run {
 
   void after_step(TrainerStep& done) {
     const int64_t step = ++parts_.steps_done;
+    parts_.batches_done += options_.accumulate;
     throughput_->step_done();
     for (const Metric& metric : throughput_->since_last().metrics()) done.metrics.push_back(metric);
     const bool is_last = step == options_.steps;
@@ -500,6 +523,7 @@ Trainer::Trainer(torch::nn::Module& module, trainer_internal::AnyOptimizer optim
   parts_->optimizer.add_to(parts_->state, module);
   add_random_state(parts_->state, mesh);
   if (options.scaler != nullptr) add_scaler(parts_->state, *options.scaler);
+  add_batches(parts_->state, parts_->batches_done);
   if (!options.checkpoints.empty()) {
     parts_->checkpointer.emplace(
         options.checkpoints, mesh,

@@ -320,6 +320,46 @@ TEST(TrainerTest, GoesOnOnAnotherMeshAnotherWay) {
   run(2, Way::kFsdp, 0, 9, 9);  // there is nothing to do any more
 }
 
+TEST(TrainerTest, ResumesAtTheNextBatchWhateverIsAccumulated) {
+  const std::string directory = new_path("accumulate");
+  const auto run = [&](int64_t steps, int64_t accumulate) {
+    std::vector<int64_t> batches;
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      Trainee trainee(mesh, Way::kDdp,
+                      {.steps = steps,
+                       .accumulate = accumulate,
+                       .checkpoints = directory,
+                       .keep_last = 0,
+                       .resume = Resume::kIfThere});
+      TokenLoader loader(files(), kBatches, mesh, NamedPlacements{{"dp", Shard(0)}});
+      trainee.trainer().run([&](int64_t batch) -> std::optional<at::Tensor> {
+        if (mesh->rank() == Rank(0)) batches.push_back(batch);
+        return trainee.net().loss(*loader.next());
+      });
+    });
+    return batches;
+  };
+  EXPECT_EQ(run(2, 3), (std::vector<int64_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(run(4, 2), (std::vector<int64_t>{6, 7, 8, 9}));
+  EXPECT_EQ(run(5, 1), std::vector<int64_t>{10});
+  // A checkpoint of before batches were counted has steps of `accumulate` each.
+  const std::string old = new_path("accumulate_old");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Trainee trainee(mesh, Way::kDdp, {.steps = 1});
+    trainee.run();
+    StateDict state;
+    add_module(state, trainee.net());
+    for (const auto& late : trainee.trainer().state().late()) state.add_late(late);
+    for (const auto& [name, value] : trainee.trainer().state().values()) {
+      if (name == "random") state.add_value(name, value);
+    }
+    save_checkpoint(old, 2, state, mesh);
+  });
+  std::filesystem::remove_all(directory);
+  std::filesystem::rename(old, directory);
+  EXPECT_EQ(run(3, 2), (std::vector<int64_t>{4, 5}));
+}
+
 TEST(TrainerTest, ASignalEndsAllRanksAtOneStep) {
   auto signals = StopSignals::create().value();
   const std::string directory = new_path("signal");

@@ -311,9 +311,36 @@ at::Tensor read_box(const TensorSource& tensor, const Box& box) {
   return result;
 }
 
+bool is_whole(const at::Tensor& tensor) {
+  return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+}
+
+// Whole numbers of up to 64 bits, of which a double does not hold all.
+void compare_whole(const at::Tensor& x, const at::Tensor& y, Difference& result) {
+  // As they are in 64 bits, and which of them are below 0.
+  const auto bits = [](const at::Tensor& tensor) {
+    return tensor.scalar_type() == at::kUInt64 ? tensor.view(at::kLong) : tensor.to(at::kLong);
+  };
+  const at::Tensor p = bits(x).contiguous(), q = bits(y).contiguous();
+  const bool p_signed = x.scalar_type() != at::kUInt64, q_signed = y.scalar_type() != at::kUInt64;
+  const auto* a = p.const_data_ptr<int64_t>();
+  const auto* b = q.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < p.numel(); ++i) {
+    const auto wide = [](int64_t value, bool is_signed) {
+      return is_signed ? __int128{value} : __int128{static_cast<uint64_t>(value)};
+    };
+    const __int128 difference = wide(a[i], p_signed) - wide(b[i], q_signed);
+    if (difference == 0) continue;
+    ++result.count;
+    const auto size = static_cast<double>(difference < 0 ? -difference : difference);
+    if (!(size <= result.largest)) result.largest = size;
+  }
+}
+
 void compare(const TensorSource& a, const TensorSource& b, const Box& box, Difference& result) {
   const at::Tensor x = read_box(a, box), y = read_box(b, box);
   if (a.dtype == b.dtype && at::equal(x, y)) return;
+  if (is_whole(x) && is_whole(y)) return compare_whole(x, y, result);
   const at::Tensor p = x.to(at::kDouble), q = y.to(at::kDouble);
   const at::Tensor differs = p.ne(q).logical_and(p.isnan().logical_and(q.isnan()).logical_not());
   result.count += differs.sum().item<int64_t>();

@@ -152,6 +152,23 @@ TEST(CkptTest, DiffNamesWhatDiffers) {
                                HasSubstr("transformer.wte.weight")));
 }
 
+TEST(CkptTest, DiffSeesWhatADoubleDoesNotHold) {
+  constexpr int64_t kLarge = int64_t{1} << 53;
+  const std::string directory = temporary("large_numbers");
+  shardweave::testing::on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) {
+    for (const int64_t step : {1, 2}) {
+      StateDict state;
+      state.add_tensor("n", at::tensor({kLarge, INT64_MIN, int64_t{3}}, at::kLong) + (step - 1));
+      state.add_tensor("same", at::tensor({kLarge + 1}, at::kLong));
+      save_checkpoint(directory, step, state, mesh);
+    }
+  });
+  const Ran ran = ckpt({"diff", directory + "/step-000001", directory + "/step-000002", "--json"});
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_EQ(ran.json(), Json::parse(R"({"only_first": [], "only_second": [], "same": 1,
+      "different": [{"name": "n", "what": "values", "elements": 3, "largest": 1.0}]})"));
+}
+
 TEST(CkptTest, ReshardsForAnotherNumberOfRanks) {
   const std::string run = saved_run("from8"), other = temporary("to3");
   const Ran ran = ckpt({"reshard", run, other, "--files=3", "--json"});

@@ -1,6 +1,7 @@
 package shardweave
 
 import (
+	"encoding/json"
 	"runtime"
 	"sync/atomic"
 
@@ -94,6 +95,36 @@ func (m *Module) register(add func(c.Module, string, c.Tensor) error, fqn string
 		m.fail(err)
 	}
 	return r.failed(err)
+}
+
+// ModuleSharding says how a module lies along a mesh dimension, whichever a plan names for it: its parameters and buffers,
+// by name or pattern within it, and its inputs and outputs ("input", "output.1"). What is not named is replicated.
+//
+//	sw.ModuleSharding{Parameter: map[string]string{"up": "S(0)", "down": "S(1)"}, Forward: map[string]string{"output": "R"}}
+type ModuleSharding struct {
+	Parameter map[string]string         `json:"parameter,omitempty"`
+	Forward   map[string]string         `json:"forward,omitempty"`
+	Styles    map[string]ModuleSharding `json:"styles,omitempty"` // by what a plan may ask for besides; they have none themselves
+}
+
+// SetSharding says how the module shards, for plans that name it ([Plan.AddModule]): in place of what was said before, and
+// the same on every rank. Of a struct [Sharder] says it.
+func (m *Module) SetSharding(sharding ModuleSharding) error {
+	return do(func(*rank) error { return m.setSharding("", sharding) }, m)
+}
+
+// setSharding is of the module of that name inside.
+func (m *Module) setSharding(fqn string, sharding ModuleSharding) error {
+	text, err := json.Marshal(sharding)
+	if err != nil {
+		return err
+	}
+	part, err := c.ModuleChild(m.handle, fqn)
+	if err != nil {
+		return err
+	}
+	defer c.ModuleFree(part)
+	return c.ModuleSetSharding(part, string(text))
 }
 
 // Err is the first error of Parameter and Buffer.
@@ -329,6 +360,8 @@ func (m *Module) ZeroGrad() error {
 // pattern is a module's, then ".input" or ".output" (the first of them), or with an index, ".input.1". A
 // module is met in the operators that its weight takes part in, whoever calls them; one without a weight of
 // its own, where it runs by its [Forward].
+//
+// Its third part ([Plan.AddModule]) names modules that say themselves how they shard.
 type Plan struct {
 	_ noCopy
 	*lasting[c.Plan]
@@ -361,7 +394,8 @@ func NewPlan() *Plan {
 // layout's text:
 //
 //	{"parameter": {"*.{q,k,v,up}.weight": {"tp": "S(0)"}, "*.{o,down}.weight": "[R, S(1)]"},
-//	 "forward": {"*.norm.input": {"tp": "S(1)"}, "*.o.output": ["R", "R"]}}
+//	 "forward": {"*.norm.input": {"tp": "S(1)"}, "*.o.output": ["R", "R"]},
+//	 "module": {"*.mlp": "tp", "*.moe": {"tp": "experts"}}}
 func ParsePlan(json string) (*Plan, error) { return newPlan(c.PlanFromJSON(json)) }
 
 // HuggingFacePlan is the tensor-parallel plan of a Hugging Face model: text is its object
@@ -403,18 +437,31 @@ func (p *Plan) AddForward(pattern string, placements Spec) *Plan {
 	return p.add(pattern, placements, c.PlanAddForward, c.PlanAddForwardLayout)
 }
 
+// AddModule appends a line about modules that say themselves how they shard ([Sharder], [Module.SetSharding]), and the mesh
+// dimensions along which, each with one of the module's styles, or "": AddModule("blocks.*.mlp", map[string]string{"tp": ""}).
+// Otherwise as Add.
+func (p *Plan) AddModule(pattern string, along map[string]string) *Plan {
+	return p.append(func(handle c.Plan) error { return c.PlanAddModule(handle, pattern, On(along).pairs()) })
+}
+
 func (p *Plan) add(pattern string, placements Spec, named func(c.Plan, string, []string) error,
 	byPosition func(c.Plan, string, c.Layout) error) *Plan {
-	_, err := with(p.it(), func(handle c.Plan) (struct{}, error) {
+	return p.append(func(handle c.Plan) error {
 		layout, is := placements.(*Layout)
 		if !is {
 			on, _ := placements.(On) // nil: everything is replicated, or stays
-			return struct{}{}, named(handle, pattern, on.pairs())
+			return named(handle, pattern, on.pairs())
 		}
-		return with(layout.it(), func(l c.Layout) (struct{}, error) {
+		_, err := with(layout.it(), func(l c.Layout) (struct{}, error) {
 			return struct{}{}, byPosition(handle, pattern, l)
 		})
+		return err
 	})
+}
+
+// append keeps the error for later.
+func (p *Plan) append(line func(c.Plan) error) *Plan {
+	_, err := with(p.it(), func(handle c.Plan) (struct{}, error) { return struct{}{}, line(handle) })
 	if p.it() == nil {
 		return &Plan{lasting: &lasting[c.Plan]{err: err}}
 	}

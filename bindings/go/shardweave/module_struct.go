@@ -18,6 +18,12 @@ type TrainingMode interface {
 	SetTraining(training bool)
 }
 
+// Sharder is a struct that says itself how it shards, for plans that name it ([Plan.AddModule]). [World.ModuleOf] asks.
+type Sharder interface {
+	// Sharding is the same on every rank.
+	Sharding() ModuleSharding
+}
+
 // ModuleOf is a module of all tensors in a struct, to which plans apply:
 //
 //	type Block struct {
@@ -101,6 +107,16 @@ func (w *World) ModuleOf(model any) (*Module, error) {
 				m.names = append(m.names, f.fqn)
 			}
 		}
+		for _, f := range all.shards {
+			if !all.leadsTo(f.fqn) { // without tensors it is no module there
+				continue
+			}
+			if err := m.setSharding(f.fqn, f.ModuleSharding); err != nil {
+				r.disown(m.thing)
+				m.release()
+				return nil, foundTensor{path: f.path, fqn: f.fqn}.because(public(err))
+			}
+		}
 		for _, f := range all.found {
 			r.keep(f.tensor)
 		}
@@ -166,13 +182,24 @@ func (f *registered) adopt(fqn string, child *registered) {
 	}
 }
 
+// leadsTo says whether a tensor was found under a name.
+func (k *walk) leadsTo(fqn string) bool {
+	for _, f := range k.found {
+		if _, inside := within(fqn, f.fqn); inside {
+			return true
+		}
+	}
+	return false
+}
+
 // walk finds the tensors of a struct.
 type walk struct {
-	under map[visit]string // the pointers and slices that led here, and where they were met
-	names map[string]string
-	found []foundTensor
-	modes []foundMode
-	homes []reflect.Value // of the module
+	under  map[visit]string // the pointers and slices that led here, and where they were met
+	names  map[string]string
+	found  []foundTensor
+	modes  []foundMode
+	shards []foundSharding
+	homes  []reflect.Value // of the module
 }
 
 type visit struct {
@@ -183,6 +210,11 @@ type visit struct {
 type foundMode struct {
 	fqn string
 	TrainingMode
+}
+
+type foundSharding struct {
+	path, fqn string
+	ModuleSharding
 }
 
 type registration int
@@ -321,6 +353,9 @@ func (k *walk) value(v reflect.Value, path, fqn string, kind registration) error
 		if v.CanAddr() && v.Addr().CanInterface() {
 			if mode, is := v.Addr().Interface().(TrainingMode); is {
 				k.modes = append(k.modes, foundMode{fqn, mode})
+			}
+			if sharder, is := v.Addr().Interface().(Sharder); is {
+				k.shards = append(k.shards, foundSharding{path, fqn, sharder.Sharding()})
 			}
 		}
 		return k.fields(v, path, fqn, kind)

@@ -2,6 +2,7 @@ package shardweave_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -27,6 +28,93 @@ func names(all []sw.NamedTensor, err error) []string {
 		names = append(names, name)
 	}
 	return names
+}
+
+// tenths is 0.1, 0.2, ...
+func tenths(w *sw.World, rows, columns int64) *sw.Tensor {
+	return sw.FromSlice(w, numbers(rows*columns), []int64{rows, columns})
+}
+
+// fused is an MLP that says itself how it shards.
+type fused struct {
+	Up, Down *sw.Tensor
+}
+
+func (m *fused) Sharding() sw.ModuleSharding {
+	return sw.ModuleSharding{Parameter: map[string]string{"up": "S(0)", "down": "S(1)"},
+		Styles: map[string]sw.ModuleSharding{"columns": {Parameter: map[string]string{"*": "S(1)"}}}}
+}
+
+func (m *fused) forward(x *sw.Tensor) *sw.Tensor {
+	return x.Linear(m.Up, nil).Gelu().Linear(m.Down, nil)
+}
+
+func TestModulesSayHowTheyShard(t *testing.T) {
+	type model struct {
+		*sw.Module
+		Blocks []*fused
+	}
+	make := func(w *sw.World) (*model, *sw.Tensor) {
+		m := &model{}
+		for i := 0; i < 2; i++ {
+			m.Blocks = append(m.Blocks, &fused{tenths(w, 6, 4).Sin(), tenths(w, 4, 6).Cos()})
+		}
+		return m, tenths(w, 3, 4)
+	}
+	loss := func(m *model, x *sw.Tensor) (float64, error) {
+		for _, block := range m.Blocks {
+			x = block.forward(x)
+		}
+		return x.Square().Mean().Item()
+	}
+	whole, x := make(alone(t))
+	want, err := loss(whole, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ style, up string }{{"", "[S(0)]"}, {"columns", "[S(1)]"}} {
+		run(t, 3, func(w *sw.World) error {
+			mesh, err := w.ParseMesh("tp=3")
+			if err != nil {
+				return err
+			}
+			m, x := make(w)
+			if _, err := w.ModuleOf(m); err != nil {
+				return err
+			}
+			plan := sw.NewPlan().AddModule("blocks.*", map[string]string{"tp": test.style})
+			if text := string(mustOf(json.Marshal(plan))); !strings.Contains(text, `"module":{"blocks.*":`) {
+				return errors.New(text)
+			}
+			if err := m.Distribute(mesh, plan, sw.SameEverywhere); err != nil {
+				return err
+			}
+			if l, err := m.Blocks[1].Up.Layout(); err != nil || l.String() != test.up {
+				return fmt.Errorf("%v, %v; wanted %s", l, err, test.up)
+			}
+			got, err := loss(m, x.Distribute(mesh, sw.On{}, sw.SameEverywhere))
+			if err != nil || math.Abs(got-want) > 1e-5*want {
+				return fmt.Errorf("%v, %v; wanted %v", got, err, want)
+			}
+			return nil
+		})
+	}
+	w := alone(t)
+	mesh := mustOf(w.ParseMesh("tp=1"))
+	other := mustOf(w.NewModule())
+	other.Parameter("mlp.up", sw.Ones(w, []int64{2}))
+	if err := other.Distribute(mesh, sw.NewPlan().AddModule("mlp", map[string]string{"tp": ""}), 0); !errors.Is(err, sw.NotFound) {
+		t.Error("of a module that does not say it:", err)
+	}
+	if err := other.SetSharding(sw.ModuleSharding{Parameter: map[string]string{"mlp.up": "S(x)"}}); !errors.Is(err, sw.InvalidArgument) {
+		t.Error("of no placement:", err)
+	}
+	if err := other.SetSharding(sw.ModuleSharding{Parameter: map[string]string{"mlp.up": "S(0)"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Distribute(mesh, sw.NewPlan().AddModule("", map[string]string{"tp": ""}), 0); err != nil {
+		t.Error(err)
+	}
 }
 
 type base struct {

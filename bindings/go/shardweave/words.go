@@ -154,10 +154,17 @@ var arguments = map[string]string{
 	"segment":                                               "argument 'f'",
 	"links":                                                 "argument 'model'", "device": "argument 'model'",
 
+	"swv_module_set_sharding sharding_json": "the ModuleSharding",
+	"swv_plan_add_module mesh_dims":         "argument 'along'",
+	"swv_plan_add_module mesh_dims[]":       "argument 'along'",
+	"swv_plan_add_module styles":            "argument 'along'",
+	"swv_plan_add_module styles[]":          "argument 'along'",
+
 	"swv_plan_add plan":                "the plan",
 	"swv_plan_add_forward plan":        "the plan",
 	"swv_plan_add_forward_layout plan": "the plan",
 	"swv_plan_add_layout plan":         "the plan",
+	"swv_plan_add_module plan":         "the plan",
 	"swv_plan_resolve plan":            "the plan",
 	"swv_plan_auto make":               "argument 'model'",
 	"swv_plan_auto loss":               "the StepModel's Loss",

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace shardweave::testing {
 namespace {
@@ -102,9 +103,14 @@ bool FaultyFileSystem::is_dead() const {
 }
 
 absl::Status FaultyFileSystem::next(const std::string& what) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   log_.push_back(what);
   const int64_t number = count_++;
+  if (fault_.kind == FaultKind::kLate && number == fault_.at) {
+    lock.unlock();
+    absl::SleepFor(absl::Seconds(1));
+    return absl::OkStatus();
+  }
   if (fault_.kind == FaultKind::kFail && number == fault_.at) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot ", what, ": No space left on device (a test)"));

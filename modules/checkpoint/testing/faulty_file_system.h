@@ -23,7 +23,8 @@ enum class FaultKind : uint8_t {
   kNone,
   kFail,      // this operation alone; a write as on a full disk, after a part of the bytes
   kStopDead,  // this one and all after it, as when the process is killed there
-  kPowerCut,  // the same, and what was not synced is lost: bytes of files, names, and directories
+  kLate,      // this one comes a second late
+  kPowerCut,  // as kStopDead, and what was not synced is lost: bytes of files, names, and directories
 };
 
 struct Fault {

@@ -389,6 +389,18 @@ static inline swv_status* swvgo_plan_add_forward(swv_plan* plan, const char* pat
   return swv_plan_add_forward(plan, pattern, placements, count);
 }
 
+static inline swv_status* swvgo_plan_add_module(swv_plan* plan, const char* pattern,
+                                                const char* pairs, size_t count) {
+  const char *dims[count + 1], *styles[count + 1];
+  for (size_t i = 0; i < count; ++i) {
+    dims[i] = pairs;
+    pairs += strlen(pairs) + 1;
+    styles[i] = pairs;
+    pairs += strlen(pairs) + 1;
+  }
+  return swv_plan_add_module(plan, pattern, dims, styles, count);
+}
+
 static inline swv_world_options swvgo_world_options(const char* backend, const char* interface,
                                                     int64_t timeout_ms) {
   swv_world_options options = SWV_WORLD_OPTIONS_INIT;

@@ -296,6 +296,15 @@ func ModuleAddChild(m Module, fqn string, child Module) error {
 	return result(C.swv_module_add_child(m, a.text(fqn), child))
 }
 
+func ModuleSetSharding(m Module, json string) error {
+	if err := checkText("sharding_json", json); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swv_module_set_sharding(m, a.text(json)))
+}
+
 func ModuleChild(m Module, fqn string) (Module, error) {
 	if err := checkText("fqn", fqn); err != nil {
 		return nil, err
@@ -465,6 +474,16 @@ func PlanAddForward(p Plan, pattern string, pairs []string) error {
 	var a arena
 	defer a.free()
 	return result(C.swvgo_plan_add_forward(p, a.text(pattern), a.list(pairs), C.size_t(len(pairs)/2)))
+}
+
+// PlanAddModule has pairs of a mesh dimension and a style, or "".
+func PlanAddModule(p Plan, pattern string, pairs []string) error {
+	if err := checkText("the line", append([]string{pattern}, pairs...)...); err != nil {
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swvgo_plan_add_module(p, a.text(pattern), a.list(pairs), C.size_t(len(pairs)/2)))
 }
 
 func PlanAddLayout(p Plan, pattern string, l Layout) error {

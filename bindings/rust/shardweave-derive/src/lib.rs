@@ -20,7 +20,9 @@ use syn::{
 /// - `#[module(name = "c_attn")]`: by another name.
 ///
 /// And of the type: `#[module(reset = Self::draw)]` names the function of `&self`, a
-/// `shardweave::Result<()>`, that `Module::initialize` calls after those of the modules inside.
+/// `shardweave::Result<()>`, that `Module::initialize` calls after those of the modules inside;
+/// `#[module(sharding = Self::rows)]` the one of `&self`, a `shardweave::Sharding`, that says how it
+/// shards (`Module::sharding`).
 ///
 /// ```ignore
 /// #[derive(shardweave::Module)]
@@ -43,10 +45,18 @@ pub fn derive_module(input: proc_macro::TokenStream) -> proc_macro::TokenStream 
 }
 
 fn implement(input: &DeriveInput) -> Result<TokenStream> {
-    let reset = reset_of(&input.attrs)?.map(|function| {
+    let functions = functions_of(&input.attrs)?;
+    let reset = functions.reset.map(|function| {
         quote! {
             fn reset_parameters(&self) -> ::shardweave::Result<()> {
                 (#function)(self)
+            }
+        }
+    });
+    let sharding = functions.sharding.map(|function| {
+        quote! {
+            fn sharding(&self) -> ::core::option::Option<::shardweave::Sharding> {
+                ::core::option::Option::Some((#function)(self))
             }
         }
     });
@@ -93,6 +103,7 @@ fn implement(input: &DeriveInput) -> Result<TokenStream> {
                 #body
             }
             #reset
+            #sharding
         }
     })
 }
@@ -232,32 +243,43 @@ impl FieldOptions {
     }
 }
 
-/// `#[module(reset = Self::draw)]` of the type.
-fn reset_of(attributes: &[Attribute]) -> Result<Option<Path>> {
-    let mut function = None;
+/// What `#[module(...)]` of the type names.
+#[derive(Default)]
+struct Functions {
+    reset: Option<Path>,
+    sharding: Option<Path>,
+}
+
+fn functions_of(attributes: &[Attribute]) -> Result<Functions> {
+    let mut functions = Functions::default();
     for attribute in attributes.iter().filter(|a| a.path().is_ident("module")) {
         let metas =
             attribute.parse_args_with(Punctuated::<syn::Meta, Token![,]>::parse_terminated)?;
         for meta in metas {
-            match meta {
-                syn::Meta::NameValue(meta) if meta.path.is_ident("reset") => match &meta.value {
-                    syn::Expr::Path(path) if function.is_none() => {
-                        function = Some(path.path.clone());
-                    }
-                    other => {
-                        return Err(Error::new(
-                            other.span(),
-                            "derive(Module): wanted one reset = FUNCTION, of &self",
-                        ))
-                    }
-                },
-                other => return Err(Error::new(
-                    other.span(),
-                    "derive(Module): wanted reset = FUNCTION here; skip, buffer and name stand \
-                         at fields",
-                )),
+            let path = meta.path().clone();
+            let function = if path.is_ident("reset") {
+                &mut functions.reset
+            } else if path.is_ident("sharding") {
+                &mut functions.sharding
+            } else {
+                return Err(Error::new(
+                    meta.span(),
+                    "derive(Module): wanted reset = FUNCTION or sharding = FUNCTION here; skip, \
+                     buffer and name stand at fields",
+                ));
+            };
+            match &meta {
+                syn::Meta::NameValue(syn::MetaNameValue {
+                    value: syn::Expr::Path(path), ..
+                }) if function.is_none() => *function = Some(path.path.clone()),
+                other => {
+                    return Err(Error::new(
+                        other.span(),
+                        "derive(Module): wanted one FUNCTION of &self here, as reset = Self::draw",
+                    ))
+                }
             }
         }
     }
-    Ok(function)
+    Ok(functions)
 }

@@ -1758,6 +1758,14 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
+    #[doc = " How a module of the host's shards, for plans that name it in their third part: where its parameters\n and buffers (by name or pattern within it) and its inputs and outputs go, along whichever mesh\n dimension the plan says; what is not named is replicated. In place of what was said before.\n   {\"parameter\": {\"up\": \"S(0)\", \"down\": \"S(1)\"}, \"forward\": {\"output\": \"R\"},\n    \"styles\": {\"experts\": {\"parameter\": {\"up\": \"S(-3)\", \"down\": \"S(-3)\"}}}}\n The same on every rank. An error says on which line of the text; that a name is not the module's,\n swv_module_distribute says."]
+    pub fn swv_module_set_sharding(
+        module: *mut swv_module,
+        sharding_json: *const ::std::os::raw::c_char,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
     #[doc = " In the order of their registration by modules: those of a module before those of its children.\n Each tensor once, by its first name."]
     pub fn swv_module_num_parameters(
         module: *const swv_module,
@@ -1843,7 +1851,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " ---- Plans ------------------------------------------------------------------------------------\n A plan says where everything lies, by lines of a pattern and placements. Its first part speaks of\n parameters and buffers by their FQNs. Of the lines that match a name the most specific counts: an\n exact name, then patterns in which * stands for any characters, ? for one and {a,b} for either,\n by how many characters they have besides, then \"re:\" and a regular expression (ECMAScript's).\n Lines of equal standing have to agree. Dots are characters, too: \"blocks.*.input\" also speaks of\n \"blocks.0.up\"; the blocks alone are \"blocks.?.input\", or \"re:blocks\\.[0-9]+.input\".\n\n Its second part says where inputs and outputs of modules go whenever they run. The pattern is a\n module's, then \".input\" or \".output\", then nothing (the first), an index (\".input.1\") or the name\n that an operator's schema has for an argument. Along mesh dimensions that are not named a tensor\n stays as it is. A module is met in the operators that its parameter \"weight\" (or its only one)\n takes part in, whoever calls them; one without, where the host runs it between swv_forward_begin\n and swv_forward_end.\n\n As JSON, where [\"R\", \"S(0)\"] and \"[R, S(0)]\" are placements by position, too:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}},\n    \"forward\": {\"*.norm.input\": {\"tp\": \"S(1)\"}, \"*.o.output\": {\"tp\": \"R\"}}}"]
+    #[doc = " ---- Plans ------------------------------------------------------------------------------------\n A plan says where everything lies, by lines of a pattern and placements. Its first part speaks of\n parameters and buffers by their FQNs. Of the lines that match a name the most specific counts: an\n exact name, then patterns in which * stands for any characters, ? for one and {a,b} for either,\n by how many characters they have besides, then \"re:\" and a regular expression (ECMAScript's).\n Lines of equal standing have to agree. Dots are characters, too: \"blocks.*.input\" also speaks of\n \"blocks.0.up\"; the blocks alone are \"blocks.?.input\", or \"re:blocks\\.[0-9]+.input\".\n\n Its second part says where inputs and outputs of modules go whenever they run. The pattern is a\n module's, then \".input\" or \".output\", then nothing (the first), an index (\".input.1\") or the name\n that an operator's schema has for an argument. Along mesh dimensions that are not named a tensor\n stays as it is. A module is met in the operators that its parameter \"weight\" (or its only one)\n takes part in, whoever calls them; one without, where the host runs it between swv_forward_begin\n and swv_forward_end.\n\n Its third part names modules that say themselves how they shard (swv_module_set_sharding), and the\n mesh dimensions along which, each with a style that the module has, or none.\n\n As JSON, where [\"R\", \"S(0)\"] and \"[R, S(0)]\" are placements by position, too:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}},\n    \"forward\": {\"*.norm.input\": {\"tp\": \"S(1)\"}, \"*.o.output\": {\"tp\": \"R\"}},\n    \"module\": {\"*.mlp\": \"tp\", \"*.moe\": {\"tp\": \"experts\"}}}"]
     pub fn swv_plan_create(out_plan: *mut *mut swv_plan) -> *mut swv_status;
 }
 extern "C" {
@@ -1980,6 +1988,17 @@ extern "C" {
         plan: *mut swv_plan,
         pattern: *const ::std::os::raw::c_char,
         layout: *const swv_layout,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Appends a line of the third part. styles NULL: none; else one for each mesh dimension, NULL or \"\"\n for none."]
+    pub fn swv_plan_add_module(
+        plan: *mut swv_plan,
+        pattern: *const ::std::os::raw::c_char,
+        mesh_dims: *const *const ::std::os::raw::c_char,
+        styles: *const *const ::std::os::raw::c_char,
+        num_mesh_dims: usize,
     ) -> *mut swv_status;
 }
 extern "C" {

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use crate::dtype::{DType, Device};
 use crate::module::{Members, Module};
+use crate::plan::Sharding;
 use crate::tensor::Tensor;
 
 /// What a field of a struct with [`#[derive(Module)]`](macro@crate::Module) may be:
@@ -139,6 +140,10 @@ impl<M: Module> Module for Option<M> {
         }
     }
 
+    fn sharding(&self) -> Option<Sharding> {
+        self.as_ref().and_then(M::sharding)
+    }
+
     fn reset_parameters(&self) -> crate::Result<()> {
         self.as_ref().map_or(Ok(()), M::reset_parameters)
     }
@@ -149,6 +154,10 @@ macro_rules! the_same {
         $(impl<M: Module + ?Sized> Module for $type {
             fn members(&self, members: &mut Members) {
                 (**self).members(members);
+            }
+
+            fn sharding(&self) -> Option<Sharding> {
+                (**self).sharding()
             }
 
             fn reset_parameters(&self) -> crate::Result<()> {

@@ -154,7 +154,7 @@ pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{
     Adafactor, Adam, AdamW, Lion, Muon, Optimizer, OptimizerGroups, Sgd, ZeroOptions,
 };
-pub use plan::{ParameterPlan, PlanPlacements, ResolvedPlan};
+pub use plan::{ParameterPlan, PlanPlacements, ResolvedPlan, Sharding};
 pub use pretrained::{read_pretrained_config, LoadPretrained, LoadedPretrained, SavePretrained};
 pub use process::{
     build_info, live_handles, manual_seed, set_handle_checks, set_log, set_num_threads,

@@ -19,7 +19,7 @@ use crate::fully_shard::{self, FullParams, FullParamsOptions, FullyShardOptions}
 use crate::grad_sync::GradSync;
 use crate::mesh::Mesh;
 use crate::op::{call_module, Arg, FromResults};
-use crate::plan::ParameterPlan;
+use crate::plan::{ParameterPlan, Sharding};
 use crate::pretrained::{self, LoadPretrained, LoadedPretrained, SavePretrained};
 use crate::source::called_here;
 use crate::tensor::{Source, Tensor};
@@ -48,6 +48,7 @@ pub struct Members {
     /// Names of buffers that no checkpoint has.
     non_persistent: Vec<String>,
     training: Vec<Training>,
+    shardings: Vec<(String, Sharding)>,
     /// Modules of the library's, with the names of what they are.
     natives: Vec<(String, Rc<ModuleHandle>)>,
     /// While [`Module::initialize`] goes through.
@@ -109,6 +110,9 @@ impl Members {
     /// Those inside first, so that a module may draw anew what these have drawn.
     fn visit<M: Module + ?Sized>(&mut self, module: &M) {
         module.members(self);
+        if let Some(sharding) = module.sharding() {
+            self.shardings.push((self.prefix.clone(), sharding));
+        }
         if let Some(Ok(())) = self.reset {
             let result = module.reset_parameters();
             self.reset = Some(result.map_err(|error| match self.prefix.as_str() {
@@ -231,6 +235,13 @@ impl ModuleField for Training {
 pub trait Module {
     /// Names the parameters, the buffers, and the modules inside.
     fn members(&self, members: &mut Members);
+
+    /// How it shards, for plans that name it ([`ParameterPlan::module`](crate::ParameterPlan::module)):
+    /// the same on every rank. `None`, unless a module says otherwise
+    /// (`#[module(sharding = Self::rows)]` with the derive macro).
+    fn sharding(&self) -> Option<Sharding> {
+        None
+    }
 
     /// Draws the parameters that are this module's own anew, not those of modules inside, and sets
     /// their buffers: what [`initialize`](Module::initialize) calls. Nothing, unless a module says
@@ -630,7 +641,7 @@ fn set_training(members: &Members, training: bool) {
 
 fn members_of<M: Module + ?Sized>(module: &M) -> Members {
     let mut members = Members::default();
-    module.members(&mut members);
+    members.visit(module);
     members
 }
 
@@ -717,6 +728,21 @@ fn handle_of_members(members: Members) -> Result<(ModuleHandle, Vec<(Forward, Fo
     for (fqn, tensor) in members.buffers.iter().filter(|(fqn, _)| !is_native(fqn)) {
         let fqn = c_text(fqn, "buffer")?;
         call!(swv_module_add_buffer(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
+    }
+    let all = members.parameters.iter().chain(&members.buffers);
+    for (fqn, sharding) in &members.shardings {
+        // (One without tensors is no module there.)
+        let inside = |name: &str| match name.strip_prefix(fqn.as_str()) {
+            Some(rest) => fqn.is_empty() || rest.starts_with('.'),
+            None => false,
+        };
+        if !all.clone().any(|(name, _)| inside(name)) {
+            continue;
+        }
+        let fqn = c_text(fqn, "module")?;
+        let json = c_text(&sharding.to_json(), "sharding")?;
+        let part = ModuleHandle(create!(swv_module_child(module.as_ptr(), fqn.as_ptr()))?);
+        call!(swv_module_set_sharding(part.as_ptr(), json.as_ptr()))?;
     }
     check_distinct(&members.forwards)?;
     let mut forwards = Vec::new();

@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 119] = [
+const NAMES: [(&str, &str); 121] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("checkpointer_create", "CheckpointerOptions::open"),
@@ -72,6 +72,7 @@ const NAMES: [(&str, &str); 119] = [
     ("module_memory", "debug::memory"),
     ("module_num_buffers", "ScriptModule::load"),
     ("module_num_parameters", "ScriptModule::load"),
+    ("module_set_sharding", "Module::sharding"),
     ("module_parameter", "ScriptModule::load"),
     ("module_train", "ScriptModule::train"),
     ("module_verify", "debug::verify"),
@@ -91,6 +92,7 @@ const NAMES: [(&str, &str); 119] = [
     ("plan_add_forward", "ParameterPlan::forward"),
     ("plan_add_forward_layout", "ParameterPlan::forward_layout"),
     ("plan_add_layout", "ParameterPlan::layout_line"),
+    ("plan_add_module", "ParameterPlan::module"),
     ("plan_auto", "auto_plan"),
     ("plan_create", "ParameterPlan::new"),
     ("plan_from_hugging_face", "ParameterPlan::from_hugging_face"),

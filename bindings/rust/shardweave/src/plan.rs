@@ -37,9 +37,12 @@ use crate::module::{handle_of, Module};
 pub struct ParameterPlan {
     pub(crate) lines: Lines,
     pub(crate) forward: Lines,
+    pub(crate) modules: ModuleLines,
 }
 
 type Lines = Vec<(String, PlanPlacements)>;
+/// Patterns, mesh dimensions, and a style along each or "".
+type ModuleLines = Vec<(String, Vec<(String, String)>)>;
 
 /// Of a line of a [`ParameterPlan`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +58,95 @@ pub enum PlanPlacements {
 handle! {
     /// The C interface's own.
     PlanHandle, swv_plan, swv_plan_free
+}
+
+/// How a module lies along a mesh dimension, whichever a plan names for it
+/// ([`ParameterPlan::module`]): what [`Module::sharding`] says. What is not named is replicated.
+///
+/// ```
+/// use shardweave::{Placement::*, Sharding};
+/// let sharding = Sharding::new()
+///     .parameter("up", Shard(0))
+///     .parameter("down", Shard(1))
+///     .forward("output", Replicate)
+///     .style("experts") // what follows, where a plan asks for it
+///     .parameter("{up,down}", Shard(-3));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sharding {
+    /// Parameters and forward by style; the first is that without one.
+    styles: Vec<(String, [Answer; 2])>,
+}
+
+type Answer = Vec<(String, Placement)>;
+
+impl Sharding {
+    /// Everything replicated.
+    pub fn new() -> Sharding {
+        Sharding { styles: vec![(String::new(), <[Answer; 2]>::default())] }
+    }
+
+    /// A parameter or buffer, by its name in the module or a pattern.
+    pub fn parameter(self, name: impl Into<String>, placement: Placement) -> Sharding {
+        self.with(0, name.into(), placement)
+    }
+
+    /// An input or output: "input", "output.1".
+    pub fn forward(self, value: impl Into<String>, placement: Placement) -> Sharding {
+        self.with(1, value.into(), placement)
+    }
+
+    /// What follows is said of this style, which a plan names behind the mesh dimension.
+    pub fn style(mut self, style: impl Into<String>) -> Sharding {
+        self.styles.push((style.into(), <[Answer; 2]>::default()));
+        self
+    }
+
+    fn with(mut self, part: usize, name: String, placement: Placement) -> Sharding {
+        let (_, last) = self.styles.last_mut().expect("there is the first");
+        last[part].push((name, placement));
+        self
+    }
+
+    pub(crate) fn to_json(&self) -> String {
+        let answer = |answer: &Answer| {
+            object(answer.iter().map(|(name, p)| (name.as_str(), quoted(&p.to_string()))))
+        };
+        let parts = |[parameter, forward]: &[Answer; 2]| {
+            vec![("parameter", answer(parameter)), ("forward", answer(forward))]
+        };
+        let ((_, first), styles) = self.styles.split_first().expect("there is the first");
+        let mut all = parts(first);
+        if !styles.is_empty() {
+            let styles = styles.iter().map(|(style, its)| (style.as_str(), object(parts(its))));
+            all.push(("styles", object(styles)));
+        }
+        object(all)
+    }
+}
+
+impl Default for Sharding {
+    fn default() -> Sharding {
+        Sharding::new()
+    }
+}
+
+/// JSON.
+fn object<'a>(entries: impl IntoIterator<Item = (&'a str, String)>) -> String {
+    let entries = entries.into_iter().map(|(key, value)| format!("{}:{value}", quoted(key)));
+    format!("{{{}}}", entries.collect::<Vec<_>>().join(","))
+}
+
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c < ' ' => quoted.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
 }
 
 impl ParameterPlan {
@@ -118,6 +210,41 @@ impl ParameterPlan {
         layout: impl fmt::Display,
     ) -> ParameterPlan {
         self.forward.push((pattern.into(), PlanPlacements::Layout(layout.to_string())));
+        self
+    }
+
+    /// With modules that say themselves how they shard ([`Module::sharding`]), and the mesh
+    /// dimensions along which, each with one of the module's styles, or "".
+    ///
+    /// ```
+    /// use shardweave::{Module, ParameterPlan, Placement::*, Sharding, Source, Tensor, World};
+    ///
+    /// #[derive(Module)]
+    /// #[module(sharding = Mlp::rows)]
+    /// struct Mlp {
+    ///     up: Tensor,
+    ///     down: Tensor,
+    /// }
+    ///
+    /// impl Mlp {
+    ///     fn rows(&self) -> Sharding {
+    ///         Sharding::new().parameter("up", Shard(0)).parameter("down", Shard(1))
+    ///     }
+    /// }
+    ///
+    /// World::threads(2).run(|world| {
+    ///     let mlp = Mlp { up: Tensor::ones(&[8, 3])?, down: Tensor::ones(&[2, 8])? };
+    ///     let mesh = world.device_mesh(&[("tp", 2)])?;
+    ///     let plan = ParameterPlan::new().module("", &[("tp", "")]);
+    ///     mlp.distribute(&mesh, &plan, Source::Same)?;
+    ///     assert_eq!(mlp.down.layout()?.to_string(), "[S(1)]");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn module(mut self, pattern: impl Into<String>, along: &[(&str, &str)]) -> ParameterPlan {
+        let along = along.iter().map(|(dim, style)| ((*dim).to_owned(), (*style).to_owned()));
+        self.modules.push((pattern.into(), along.collect()));
         self
     }
 
@@ -329,6 +456,24 @@ impl ParameterPlan {
                 }
             }
         }
+        for (pattern, along) in &self.modules {
+            const NAME: &str = "ParameterPlan::module";
+            let pattern = c_text(pattern, "pattern").of(NAME)?;
+            let texts = |which: fn(&(String, String)) -> &String, name| {
+                let texts = along.iter().map(|pair| c_text(which(pair), name));
+                texts.collect::<Result<Vec<_>>>().of(NAME)
+            };
+            let (dims, styles) = (texts(|pair| &pair.0, "along")?, texts(|pair| &pair.1, "along")?);
+            let dims: Vec<_> = dims.iter().map(|text| text.as_ptr()).collect();
+            let styles: Vec<_> = styles.iter().map(|text| text.as_ptr()).collect();
+            call!(swv_plan_add_module(
+                plan.as_ptr(),
+                pattern.as_ptr(),
+                dims.as_ptr(),
+                styles.as_ptr(),
+                along.len(),
+            ))?;
+        }
         Ok(plan)
     }
 
@@ -402,7 +547,11 @@ impl Reader<'_> {
         }
     }
 
-    fn object<V>(&mut self, value: impl Fn(&mut Self) -> Option<V>) -> Option<Vec<(String, V)>> {
+    /// `value` reads what stands at a key.
+    fn object<V>(
+        &mut self,
+        value: impl Fn(&mut Self, &str) -> Option<V>,
+    ) -> Option<Vec<(String, V)>> {
         let mut entries = Vec::new();
         self.eat('{')?;
         if self.eat('}').is_some() {
@@ -411,7 +560,8 @@ impl Reader<'_> {
         loop {
             let key = self.string()?;
             self.eat(':')?;
-            entries.push((key, value(self)?));
+            let its = value(self, &key)?;
+            entries.push((key, its));
             if self.eat('}').is_some() {
                 return Some(entries);
             }
@@ -419,21 +569,47 @@ impl Reader<'_> {
         }
     }
 
+    /// `["tp"]`, or `{"tp": "experts"}`.
+    fn along(&mut self) -> Option<Vec<(String, String)>> {
+        if self.rest.starts_with('{') {
+            return self.object(|reader, _| reader.string());
+        }
+        let mut dims = Vec::new();
+        self.eat('[')?;
+        while self.eat(']').is_none() {
+            if !dims.is_empty() {
+                self.eat(',')?;
+            }
+            dims.push((self.string()?, String::new()));
+        }
+        Some(dims)
+    }
+
     fn placements(&mut self) -> Option<PlanPlacements> {
         if self.rest.starts_with('"') {
             return self.string().map(PlanPlacements::Layout);
         }
-        self.object(|reader| reader.string()?.parse().ok()).map(PlanPlacements::Named)
+        self.object(|reader, _| reader.string()?.parse().ok()).map(PlanPlacements::Named)
     }
+}
+
+enum Part {
+    Lines(Lines),
+    Modules(ModuleLines),
 }
 
 fn read_plan(text: &str) -> Option<ParameterPlan> {
     let mut reader = Reader { rest: text };
     let mut plan = ParameterPlan::new();
-    for (part, lines) in reader.object(|reader| reader.object(Reader::placements))? {
-        match part.as_str() {
-            "parameter" => plan.lines = lines,
-            "forward" => plan.forward = lines,
+    let parts = reader.object(|reader, part| match part {
+        "module" => reader.object(|reader, _| reader.along()).map(Part::Modules),
+        _ => reader.object(|reader, _| reader.placements()).map(Part::Lines),
+    })?;
+    for (part, lines) in parts {
+        match (part.as_str(), lines) {
+            ("parameter", Part::Lines(lines)) => plan.lines = lines,
+            ("forward", Part::Lines(lines)) => plan.forward = lines,
+            (_, Part::Modules(lines)) => plan.modules = lines,
             _ => return None,
         }
     }
@@ -465,6 +641,13 @@ mod tests {
                 assert_eq!(read_plan(&text[..end]), None, "{}", &text[..end]);
             }
         }
+        let plan = ParameterPlan::new()
+            .module("*.mlp", &[("dp", ""), ("tp", "")])
+            .module("*.moe", &[("tp", "R")]);
+        let text = r#"{"parameter":{},"module":{"*.mlp":["dp","tp"],"*.moe":{"tp":"R"}}}"#;
+        assert_eq!(read_plan(text), Some(plan));
+        assert_eq!(read_plan(r#"{"module":{"*.mlp":["dp" "tp"]}}"#), None);
+        assert_eq!(read_plan(r#"{"parameter":{"*.mlp":["dp"]}}"#), None);
         assert_eq!(read_plan(r#"{"more":{}}"#), None);
         assert_eq!(read_plan(r#"{"parameter":{"a":{"tp":"X"}}}"#), None);
     }

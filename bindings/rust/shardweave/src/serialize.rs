@@ -106,12 +106,72 @@ impl<'de> Deserialize<'de> for PlanPlacements {
 
 impl Serialize for ParameterPlan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(1 + usize::from(!self.forward.is_empty())))?;
+        let parts =
+            1 + usize::from(!self.forward.is_empty()) + usize::from(!self.modules.is_empty());
+        let mut map = serializer.serialize_map(Some(parts))?;
         map.serialize_entry("parameter", &AsMap(&self.lines))?;
         if !self.forward.is_empty() {
             map.serialize_entry("forward", &AsMap(&self.forward))?;
         }
+        if !self.modules.is_empty() {
+            map.serialize_entry("module", &AsMap(&self.modules))?;
+        }
         map.end()
+    }
+}
+
+/// Mesh dimensions with a style each; a list where none has one, as the C interface writes them.
+impl Serialize for AsMap<'_, Vec<(String, String)>> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let along = self.0.iter().map(|(pattern, along)| (pattern, Along(along.clone())));
+        serializer.collect_map(along)
+    }
+}
+
+struct Along(Vec<(String, String)>);
+
+impl Serialize for Along {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0.iter().all(|(_, style)| style.is_empty()) {
+            return serializer.collect_seq(self.0.iter().map(|(dim, _)| dim));
+        }
+        serializer.collect_map(self.0.iter().map(|(dim, style)| (dim, style)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Along {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AlongVisitor;
+
+        impl<'de> Visitor<'de> for AlongVisitor {
+            type Value = Along;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("mesh dimensions, \"tp\", [\"dp\", \"tp\"] or {\"tp\": \"a style\"}")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Along, A::Error> {
+                let mut along = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    along.push(entry);
+                }
+                Ok(Along(along))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Along, A::Error> {
+                let mut along = Vec::new();
+                while let Some(dim) = list.next_element()? {
+                    along.push((dim, String::new()));
+                }
+                Ok(Along(along))
+            }
+
+            fn visit_str<E: de::Error>(self, dim: &str) -> Result<Along, E> {
+                Ok(Along(vec![(dim.to_owned(), String::new())]))
+            }
+        }
+
+        deserializer.deserialize_any(AlongVisitor)
     }
 }
 
@@ -144,16 +204,33 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {
 
 impl<'de> Deserialize<'de> for ParameterPlan {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ParameterPlan, D::Error> {
-        let mut plan = ParameterPlan::new();
-        let sections = Entries::<Entries<PlanPlacements>>::deserialize(deserializer)?;
-        for (section, lines) in sections.0 {
-            let part = match section.as_str() {
-                "parameter" => &mut plan.lines,
-                "forward" => &mut plan.forward,
-                _ => return Err(de::Error::unknown_field(&section, &["parameter", "forward"])),
-            };
-            part.extend(lines.0);
+        struct PlanVisitor;
+
+        impl<'de> Visitor<'de> for PlanVisitor {
+            type Value = ParameterPlan;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map such as {\"parameter\": {\"*.weight\": {\"tp\": \"S(0)\"}}}")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ParameterPlan, A::Error> {
+                const PARTS: &[&str] = &["parameter", "forward", "module"];
+                let mut plan = ParameterPlan::new();
+                while let Some(part) = map.next_key::<String>()? {
+                    match part.as_str() {
+                        "parameter" => plan.lines.extend(map.next_value::<Entries<_>>()?.0),
+                        "forward" => plan.forward.extend(map.next_value::<Entries<_>>()?.0),
+                        "module" => {
+                            let lines = map.next_value::<Entries<Along>>()?.0;
+                            plan.modules.extend(lines.into_iter().map(|(of, along)| (of, along.0)));
+                        }
+                        _ => return Err(de::Error::unknown_field(&part, PARTS)),
+                    }
+                }
+                Ok(plan)
+            }
         }
-        Ok(plan)
+
+        deserializer.deserialize_map(PlanVisitor)
     }
 }

@@ -4,7 +4,7 @@
 use shardweave::nn::{self, Layer as _};
 use shardweave::{
     args, Code, Forward, Layout, Members, Module, Op, ParameterPlan, Placement::*, Result,
-    ScriptModule, Source, Tensor, TensorResult, World,
+    ScriptModule, Sharding, Source, Tensor, TensorResult, World,
 };
 
 fn numbers(rows: i64, columns: i64, seed: i64) -> Result<Tensor> {
@@ -267,10 +267,76 @@ fn lines_by_position_say_who_cuts_first() {
         .unwrap();
 }
 
+#[derive(Module)]
+#[module(sharding = Mlp::pair)]
+struct Mlp {
+    up: nn::Linear,
+    down: nn::Linear,
+}
+
+impl Mlp {
+    fn new(seed: i64) -> Result<Mlp> {
+        let mlp =
+            Mlp { up: nn::Linear::without_bias(4, 6)?, down: nn::Linear::without_bias(6, 4)? };
+        shardweave::no_grad(|| {
+            mlp.up.weight.copy_(&numbers(6, 4, seed)?)?;
+            mlp.down.weight.copy_(&numbers(4, 6, seed + 1)?)
+        })?;
+        Ok(mlp)
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.down.forward(&self.up.forward(x)?.relu()?)
+    }
+
+    fn pair(&self) -> Sharding {
+        Sharding::new()
+            .parameter("up.*", Shard(0))
+            .parameter("down.weight", Shard(1))
+            .forward("down.output", Replicate)
+            .style("\"columns\"")
+            .parameter("{up,down}.weight", Shard(-1))
+    }
+}
+
+/// Behind whatever else implements `Module` for what it holds.
+#[test]
+fn modules_say_how_they_shard() {
+    let blocks = || (0..2).map(|i| Ok(Some(Box::new(Mlp::new(i)?)))).collect::<Result<Vec<_>>>();
+    let run = |blocks: &[Option<Box<Mlp>>], mut x: Tensor| -> Result<Tensor> {
+        for block in blocks {
+            x = block.as_ref().unwrap().forward(&x)?;
+        }
+        Ok(x)
+    };
+    let data = || numbers(3, 4, 2);
+    for (style, up) in [("", "[S(0)]"), ("\"columns\"", "[S(1)]")] {
+        World::threads(3)
+            .run(|world| {
+                let mesh = world.device_mesh(&[("tp", 3)])?;
+                let (plain, model) = (blocks()?, blocks()?);
+                let plan = ParameterPlan::new().module("?", &[("tp", style)]);
+                model.distribute(&mesh, &plan, Source::default())?;
+                assert_eq!(model[1].as_ref().unwrap().up.weight.layout()?.to_string(), up);
+                let y = run(&model, data()?.distribute(&mesh, [("tp", Replicate)])?)?;
+                expect_close(&y, &run(&plain, data()?)?)
+            })
+            .unwrap();
+    }
+    let refused = World::threads(1).run(|world| {
+        let mesh = world.device_mesh(&[("tp", 1)])?;
+        let plan = ParameterPlan::new().module("?", &[("tp", "rows")]);
+        blocks()?.distribute(&mesh, &plan, Source::Same)
+    });
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("in the style 'rows', which it does not say"), "{text}");
+}
+
 #[test]
 fn plans_as_data() {
     let text = r#"{"parameter":{"a":{"tp":"S(0)"},"b":["R","S(1)"],"c":"[S(0)@1, S(0)@0]"},
-                   "forward":{"a.input":{},"b.output.1":"[R, R]"}}"#;
+                   "forward":{"a.input":{},"b.output.1":"[R, R]"},
+                   "module":{"a.*":"tp","b":{"tp":"R","dp":"columns"}}}"#;
     let plan = ParameterPlan::from_json(text).unwrap();
     let lines: Vec<_> = plan.lines().map(|(pattern, _)| pattern).collect();
     assert_eq!(lines, ["a", "b", "c"]);
@@ -280,14 +346,21 @@ fn plans_as_data() {
         .layout_line("b", "[R, S(1)]")
         .layout_line("c", "[S(0)@1, S(0)@0]")
         .forward::<&str>("a.input", &[])
-        .forward_layout("b.output.1", "[R, R]");
+        .forward_layout("b.output.1", "[R, R]")
+        .module("a.*", &[("tp", "")])
+        .module("b", &[("tp", "R"), ("dp", "columns")]);
     assert_eq!(plan, same);
     #[cfg(feature = "serde")]
     {
         assert_eq!(serde_json::from_str::<ParameterPlan>(text).unwrap(), plan);
         let written = serde_json::to_string(&plan).unwrap();
         assert_eq!(ParameterPlan::from_json(&written).unwrap(), plan);
-        for wrong in [r#"{"parameter":{"a":7}}"#, r#"{"parameter":{"a":["X"]}}"#, r#"{"x":{}}"#] {
+        for wrong in [
+            r#"{"parameter":{"a":7}}"#,
+            r#"{"parameter":{"a":["X"]}}"#,
+            r#"{"x":{}}"#,
+            r#"{"module":{"a":7}}"#,
+        ] {
             serde_json::from_str::<ParameterPlan>(wrong).unwrap_err();
         }
     }
