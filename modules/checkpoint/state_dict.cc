@@ -189,10 +189,10 @@ void add_states(StateDict& state, FusedOptimizer& optimizer, const std::string& 
     late.items = [&optimizer, index] {
       std::vector<LateTensors::Item> items;
       const std::vector<std::string_view> names = optimizer.state_names(index());
-      // Of a momentum alone nothing depends on it, and torch::optim::SGD has none; moments without their step are
-      // other moments.
+      // Second moments are read by how many steps they are of; a momentum alone (SGD, Lion) is what it is, and
+      // torch::optim::SGD counts no steps.
       const bool needs_step = std::any_of(names.begin(), names.end(), [](std::string_view its) {
-        return its != "step" && its != "momentum_buffer";
+        return its != "step" && its != "momentum_buffer" && its != "exp_avg";
       });
       for (const std::string_view its : names) {
         const bool is_number = its == "step";

@@ -684,6 +684,7 @@ pub(crate) fn persistent_handle_of<M: Module + ?Sized>(module: &M) -> Result<Mod
         std::mem::swap(parameters, buffers);
     }
     members.forwards.clear();
+    members.shardings.clear();
     handle_of_members(members).map(|(module, _)| module)
 }
 
