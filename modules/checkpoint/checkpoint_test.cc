@@ -599,28 +599,6 @@ TEST(CheckpointTest, MomentsWithoutTheirStepAreNotLoaded) {
   loads("exp_avg", LionOptions{});
 }
 
-// Large tensors are copied past the cache, by lines of 64 bytes; these begin and end within one.
-TEST(CheckpointTest, LargeTensorsOfOddSizesAreSavedBesideTraining) {
-  const std::string directory = new_directory("large_odd");
-  const at::Tensor memory = at::arange(3'000'001, at::kInt).remainder(251).to(at::kByte);
-  const at::Tensor odd = memory.narrow(0, 1, 2'999'999), short_one = memory.narrow(0, 3, 100);
-  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
-    StateDict state;
-    state.add_tensor("odd", odd);
-    state.add_tensor("short", short_one);
-    Checkpointer checkpointer(directory, mesh);
-    checkpointer.save_async(1, state);
-    checkpointer.wait();
-    StateDict loaded;
-    const at::Tensor a = at::zeros_like(odd), b = at::zeros_like(short_one);
-    loaded.add_tensor("odd", a);
-    loaded.add_tensor("short", b);
-    checkpointer.load(loaded);
-    EXPECT_TRUE(a.equal(odd));
-    EXPECT_TRUE(b.equal(short_one));
-  });
-}
-
 TEST(CheckpointTest, WhatCannotBeWrittenIsRefusedBeforeAnythingIs) {
   const std::string directory = new_directory("unwritable");
   on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
