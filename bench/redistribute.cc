@@ -4,8 +4,11 @@
 //   ./bazelw run -c opt //bench:redistribute            # a table
 //   ./bazelw run -c opt //bench:redistribute -- --json  # one line
 //
+// And whether it pays to cut a matrix product into pieces whose gathers (or sums) are under way while
+// others are computed, two ranks: sequence parallelism's gather before and its reduce-scatter behind.
+//
 // Ranks are threads, over inproc and over Gloo (TCP on loopback). Redistribution and plain
-// collectives alternate in one run; the figures are medians.
+// collectives, whole and in pieces, alternate in one run; the figures are medians.
 
 #include <algorithm>
 #include <chrono>
@@ -88,6 +91,15 @@ struct ManyResult {
   double together_seconds = 0;
 };
 
+// A product with the collective before it (or behind), whole and in pieces.
+struct PiecesResult {
+  int64_t dim, length;
+  bool before;
+  int pieces;
+  double whole_seconds = 0;
+  double pieces_seconds = 0;
+};
+
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
   return values[values.size() / 2];
@@ -163,6 +175,57 @@ ManyResult run_many(const MeshPtr& mesh, Communicator& all) {
   return result;
 }
 
+// [4, length, dim] with 4 dim features, as in an MLP: gathered along the sequence, then cut by columns;
+// or cut by rows, then summed and scattered along the sequence.
+at::Tensor product(const at::Tensor& x, const at::Tensor& weight, bool before) {
+  if (before) return at::linear(redistribute(x, {Replicate()}), weight);
+  return redistribute(at::linear(x, weight), {Shard(1)});
+}
+
+// The same of a part of the batch each, with the next one's gather (or the last one's sum) under way.
+void product_in_pieces(const std::vector<at::Tensor>& parts, const at::Tensor& weight,
+                       bool before) {
+  std::vector<at::Tensor> results;
+  if (before) {
+    std::vector<PendingTensor> pending = {redistribute_async(parts[0], {Replicate()})};
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (i + 1 < parts.size()) pending.push_back(redistribute_async(parts[i + 1], {Replicate()}));
+      results.push_back(at::linear(pending[i].wait(), weight));
+    }
+    return;
+  }
+  std::vector<PendingTensor> pending;
+  for (const at::Tensor& part : parts) {
+    pending.push_back(redistribute_async(at::linear(part, weight), {Shard(1)}));
+  }
+  for (PendingTensor& p : pending) results.push_back(p.wait());
+}
+
+void run_pieces(int rank, std::unique_ptr<Backend> carrier, std::vector<PiecesResult>& results) {
+  at::set_num_threads(1);
+  const c10::AutoGradMode no_grad(false);
+  const std::shared_ptr<Communicator> all = Communicator::create(std::move(carrier));
+  const MeshPtr mesh =
+      value_or_throw(ConnectedMesh::create(value_or_throw(DeviceMesh::create({{"tp", 2}})), all));
+  for (const auto& [dim, length] : {std::pair<int64_t, int64_t>(256, 128), {1024, 512}}) {
+    for (const bool before : {true, false}) {
+      const at::Tensor weight =
+          before ? ones({4 * dim, dim}, mesh, {Shard(0)}) : ones({dim, 4 * dim}, mesh, {Shard(1)});
+      const Placement cut = before ? Shard(1) : Shard(2);
+      const at::Tensor x = ones({4, length, before ? dim : 4 * dim}, mesh, {cut});
+      for (const int pieces : {2, 4}) {
+        const std::vector<at::Tensor> parts = x.chunk(pieces, 0);
+        PiecesResult result{dim, length, before, pieces};
+        std::tie(result.whole_seconds, result.pieces_seconds) = compare(
+            *all, [&, b = before] { product(x, weight, b); },
+            [&, b = before] { product_in_pieces(parts, weight, b); });
+        if (rank == 0) results.push_back(result);
+      }
+    }
+  }
+  throw_if_error(all->barrier().wait());
+}
+
 // On rank 0's view of the clock.
 void run_rank(const std::string& backend, int rank, int num_ranks, std::unique_ptr<Backend> carrier,
               std::vector<Result>& results, ManyResult& many) {
@@ -183,23 +246,26 @@ void run_rank(const std::string& backend, int rank, int num_ranks, std::unique_p
 }
 
 // False, with a word to stderr, if a rank failed.
-bool run_backend(const std::string& backend, std::vector<Result>& results, ManyResult& many) {
-  constexpr int kRanks = 4;
-  InprocHub hub(kRanks);
+bool run_backend(const std::string& backend, int ranks,
+                 const std::function<void(int rank, std::unique_ptr<Backend>)>& body) {
+  InprocHub hub(ranks);
   const std::shared_ptr<Store> store = make_in_process_store();
-  std::vector<std::string> failures(kRanks);
+  std::vector<std::string> failures(ranks);
+  std::vector<int> world(ranks);
+  std::iota(world.begin(), world.end(), 0);
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < kRanks; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
         std::unique_ptr<Backend> carrier;
         if (backend == "gloo") {
-          GroupInfo group{.name = "world", .rank = rank, .world_ranks = {0, 1, 2, 3}};
+          GroupInfo group{
+              .name = "world", .rank = rank, .world_ranks = {world.begin(), world.end()}};
           carrier = value_or_throw(make_gloo_backend(store, std::move(group)));
         } else {
           carrier = hub.make_backend(rank);
         }
-        run_rank(backend, rank, kRanks, std::move(carrier), results, many);
+        body(rank, std::move(carrier));
       } catch (const std::exception& e) {
         failures[rank] = message_of(e);
         hub.abort(absl::AbortedError(failures[rank]));
@@ -223,6 +289,8 @@ std::string mesh_name(const std::vector<MeshDim>& dims) {
          ")";
 }
 
+constexpr int kRanks = 4;
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -238,7 +306,16 @@ int main(int argc, char** argv) {
     }
     std::vector<Result> results;
     ManyResult many;
-    if (!run_backend(backend, results, many)) return 1;
+    std::vector<PiecesResult> pieces;
+    const auto redistributions = [&](int rank, std::unique_ptr<Backend> carrier) {
+      run_rank(backend, rank, kRanks, std::move(carrier), results, many);
+    };
+    const auto products = [&](int rank, std::unique_ptr<Backend> carrier) {
+      run_pieces(rank, std::move(carrier), pieces);
+    };
+    if (!run_backend(backend, kRanks, redistributions) || !run_backend(backend, 2, products)) {
+      return 1;
+    }
     if (!as_json) {
       std::printf("\n%s, 4 ranks, f32\n%-6s %-10s %-46s %10s %7s %9s %9s %6s\n", backend.c_str(),
                   "mesh", "tensor", "from -> to", "bytes", "/bound", "us", "plain us", "ratio");
@@ -273,6 +350,22 @@ int main(int argc, char** argv) {
     json[backend]["small_tensors"] = {{"tensors", many.tensors},
                                       {"one_by_one_us", many.one_by_one_seconds * 1e6},
                                       {"together_us", many.together_seconds * 1e6}};
+    for (const PiecesResult& p : pieces) {
+      const double ratio = p.pieces_seconds / p.whole_seconds;
+      const char* const what = p.before ? "gather, product" : "product, reduce-scatter";
+      if (!as_json) {
+        std::printf("%s, d=%lld T=%lld B=4, 2 ranks: whole %.1f us, in %d pieces %.1f us (%.2f)\n",
+                    what, static_cast<long long>(p.dim), static_cast<long long>(p.length),
+                    p.whole_seconds * 1e6, p.pieces, p.pieces_seconds * 1e6, ratio);
+      }
+      json[backend]["pieces"].push_back({{"what", what},
+                                         {"dim", p.dim},
+                                         {"length", p.length},
+                                         {"pieces", p.pieces},
+                                         {"whole_us", p.whole_seconds * 1e6},
+                                         {"pieces_us", p.pieces_seconds * 1e6},
+                                         {"ratio", ratio}});
+    }
   }
   if (as_json) std::printf("%s\n", json.dump().c_str());
   return 0;

@@ -37,6 +37,7 @@ NO_NEED = {
         "swv_module_finish_grad_sync": "swv_finish_grad_sync, for the members.",
         "swv_module_zero_grad": "Each parameter's gradient is set to none.",
         "swv_plan_share": "A ParameterPlan is data, a Clone.",
+        "swv_plan_append": "And so are its lines, which ParameterPlan::append joins.",
         "swv_optimizer_share": SECOND,
         "swv_schedule_factor": "A Schedule is computed here; a test compares it with this one.",
         "swv_state_share": SECOND,

@@ -245,7 +245,7 @@ FIELD(swv_backward_options, retain_graph, 8, 4);
 FIELD(swv_backward_options, create_graph, 12, 4);
 FIELD(swv_backward_options, allow_unused, 16, 4);
 
-SIZE(swv_function_call, 56);
+SIZE(swv_function_call, 72);
 FIELD(swv_function_call, struct_size, 0, 8);
 FIELD(swv_function_call, context, 8, 8);
 FIELD(swv_function_call, mode, 16, 4);
@@ -254,6 +254,8 @@ FIELD(swv_function_call, inputs, 24, 8);
 FIELD(swv_function_call, num_inputs, 32, 8);
 FIELD(swv_function_call, outputs, 40, 8);
 FIELD(swv_function_call, num_outputs, 48, 8);
+FIELD(swv_function_call, module, 56, 8);
+FIELD(swv_function_call, fqn, 64, 8);
 
 SIZE(swv_function, 48);
 FIELD(swv_function, struct_size, 0, 8);
@@ -269,6 +271,13 @@ FIELD(swv_segment, name, 8, 8);
 FIELD(swv_segment, user_data, 16, 8);
 FIELD(swv_segment, forward, 24, 8);
 FIELD(swv_segment, drop, 32, 8);
+
+SIZE(swv_patch, 40);
+FIELD(swv_patch, struct_size, 0, 8);
+FIELD(swv_patch, name, 8, 8);
+FIELD(swv_patch, user_data, 16, 8);
+FIELD(swv_patch, forward, 24, 8);
+FIELD(swv_patch, drop, 32, 8);
 
 SIZE(swv_clip_options, 24);
 FIELD(swv_clip_options, struct_size, 0, 8);

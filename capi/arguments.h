@@ -113,6 +113,8 @@ inline constexpr size_t first_size<swv_device_cost> = 24;
 template <>
 inline constexpr size_t first_size<swv_segment> = 40;
 template <>
+inline constexpr size_t first_size<swv_patch> = 40;
+template <>
 inline constexpr size_t first_size<swv_materialize_options> = 44;
 template <>
 inline constexpr size_t first_size<swv_fully_shard_options> = 88;

@@ -3,17 +3,13 @@
 
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
+#include "shardweave/capi/callbacks.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/activation_checkpoint.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/csrc/autograd/custom_function.h"
 #include "torch/custom_class.h"
-
-struct swv_function_context : shardweave::capi::Handle<shardweave::capi::Kind::kFunctionContext> {
-  bool is_forward;
-  std::vector<at::Tensor> saved;
-};
 
 namespace shardweave::capi {
 namespace {
@@ -102,112 +98,6 @@ struct Drop {
 };
 using HostFunctionPtr = c10::intrusive_ptr<HostFunction>;
 
-// What a callback that misuses handles is called on stderr.
-constexpr char kCallback[] = "a callback";
-
-// Handles that a callback borrows.
-class Borrowed {
- public:
-  explicit Borrowed(const std::vector<at::Tensor>& tensors) {
-    handles_.reserve(tensors.size());
-    for (const at::Tensor& t : tensors) handles_.push_back(new_tensor_or_null(t));
-  }
-  ~Borrowed() {
-    for (swv_tensor* handle : handles_) release(handle, kCallback);
-  }
-  Borrowed(const Borrowed&) = delete;
-  Borrowed& operator=(const Borrowed&) = delete;
-
-  const swv_tensor* const* data() const { return handles_.data(); }
-  size_t size() const { return handles_.size(); }
-  bool has(const swv_tensor* handle) const {
-    return std::find(handles_.begin(), handles_.end(), handle) != handles_.end();
-  }
-
- private:
-  std::vector<swv_tensor*> handles_;
-};
-
-// Handles that a callback writes, and gives away: not those that it has borrowed, or written before.
-class Written {
- public:
-  Written(size_t count, const Borrowed& borrowed) : handles_(count), borrowed_(borrowed) {}
-  ~Written() {
-    for (size_t i = 0; i < handles_.size(); ++i) {
-      if (!is_repeated(i) && !borrowed_.has(handles_[i])) release(handles_[i], kCallback);
-    }
-  }
-  Written(const Written&) = delete;
-  Written& operator=(const Written&) = delete;
-
-  swv_tensor** data() { return handles_.data(); }
-  size_t size() const { return handles_.size(); }
-  // NULL elements are undefined tensors.
-  std::vector<at::Tensor> take(const char* what) const {
-    std::vector<at::Tensor> result;
-    for (size_t i = 0; i < handles_.size(); ++i) {
-      swv_tensor* const handle = handles_[i];
-      if (handle != nullptr && is_repeated(i)) {
-        fail_argument(what, str_cat("element ", i, " is written twice"));
-      }
-      if (handle != nullptr && borrowed_.has(handle)) {
-        fail_argument(what, str_cat("element ", i, " is a borrowed tensor; swv_tensor_share it"));
-      }
-      result.push_back(handle == nullptr ? at::Tensor() : tensor(handle, what));
-    }
-    return result;
-  }
-
- private:
-  bool is_repeated(size_t i) const {
-    const auto end = handles_.begin() + static_cast<std::ptrdiff_t>(i);
-    return std::find(handles_.begin(), end, handles_[i]) != end;
-  }
-
-  std::vector<swv_tensor*> handles_;
-  const Borrowed& borrowed_;
-};
-
-// The context of one callback.
-class Context {
- public:
-  Context(bool is_forward, std::vector<at::Tensor> saved)
-      : handle_(make<swv_function_context>(is_forward, std::move(saved))) {}
-  ~Context() { release(handle_, kCallback); }
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
-
-  swv_function_context* get() const { return handle_; }
-
- private:
-  swv_function_context* handle_;
-};
-
-swv_grad_mode current_mode() {
-  if (c10::InferenceMode::is_enabled()) return SWV_MODE_INFERENCE;
-  return c10::GradMode::is_enabled() ? SWV_MODE_GRAD : SWV_MODE_NO_GRAD;
-}
-
-swv_function_call function_call(swv_function_context* context, const Borrowed& inputs,
-                                Written& outputs) {
-  return {.struct_size = SWV_SIZE_TO(swv_function_call, num_outputs),
-          .context = context,
-          .mode = current_mode(),
-          .reserved = 0,
-          .inputs = inputs.data(),
-          .num_inputs = inputs.size(),
-          .outputs = outputs.data(),
-          .num_outputs = outputs.size()};
-}
-
-void check_written(const std::vector<at::Tensor>& outputs, const std::string& name) {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!outputs[i].defined())
-      fail(absl::StatusCode::kInvalidArgument,
-           str_cat(name, ".forward: output ", i, " was not written"));
-  }
-}
-
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -216,7 +106,7 @@ struct HostNode : torch::autograd::Function<HostNode> {
                                const HostFunctionPtr& function, size_t num_outputs) {
     const Borrowed borrowed(inputs.vec());
     Written outputs(num_outputs, borrowed);
-    const Context context(true, {});
+    const CallContext context({.is_forward = true});
     const swv_function& f = **function;
     const swv_function_call call = function_call(context.get(), borrowed, outputs);
     throw_if_failed(f.forward(f.user_data, &call), str_cat(function->name(), ".forward"));
@@ -239,7 +129,7 @@ struct HostNode : torch::autograd::Function<HostNode> {
     const size_t num_inputs = ctx->saved_data["num_inputs"].toInt();
     const Borrowed borrowed(grads);
     Written written(num_inputs, borrowed);
-    const Context context(false, ctx->get_saved_variables());
+    const CallContext context({.saved = ctx->get_saved_variables()});
     const swv_function_call call = function_call(context.get(), borrowed, written);
     throw_if_failed(f.backward(f.user_data, &call), str_cat(function->name(), ".backward"));
     variable_list result = written.take("outputs");
@@ -274,6 +164,12 @@ void apply(const swv_function* function, swv_grad_mode mode, const swv_tensor* c
   const std::vector<at::Tensor> given = tensors(inputs, num_inputs, "inputs");
   const CallMode call_mode(mode, "mode");
   write_tensors(HostNode::apply(at::TensorList(given), owned, num_outputs), out_outputs);
+}
+
+void check_is_function(const swv_function_context& context) {
+  if (context.original != nullptr) {
+    fail_argument("context", "is of a patch, which has no backward of its own to save for");
+  }
 }
 
 // --- activation checkpointing --------------------------------------------------------------------
@@ -395,6 +291,7 @@ swv_status* swv_function_context_save(swv_function_context* context, const swv_t
                                       size_t num_tensors) {
   return guarded(__func__, [&] {
     swv_function_context& c = in(context, "context");
+    check_is_function(c);
     if (!c.is_forward) fail_argument("context", "is of a backward; save in forward");
     c.saved = tensors(given, num_tensors, "tensors");
   });
@@ -404,6 +301,7 @@ swv_status* swv_function_context_saved(const swv_function_context* context, size
                                        swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor", [&] {
     const swv_function_context& c = in(context, "context");
+    check_is_function(c);
     if (c.is_forward)
       fail_argument("context", "is of a forward; what was saved is there in backward");
     if (index >= c.saved.size()) {

@@ -14,8 +14,11 @@ std::shared_ptr<HostModule> HostModule::load(const std::string& path) {
   const MadeAtOnce values;
   auto made = std::make_shared<HostModule>();
   torch::jit::Module script = torch::jit::load(path);
-  for (const auto& p : script.named_parameters())
+  for (const auto& p : script.named_parameters()) {
+    const bool frozen = !p.value.requires_grad();
     made->add_tensor(p.name, p.value, Slot::kParameter);
+    if (frozen) p.value.set_requires_grad(false);
+  }
   for (const auto& b : script.named_buffers()) made->add_tensor(b.name, b.value, Slot::kBuffer);
   made->attach(script);
   return made;

@@ -64,6 +64,7 @@ struct Case {
   std::vector<std::vector<int64_t>> inputs;  // shapes
   int64_t words = 0;                         // above 0: the first input has integers below it
   int batch_dim = 0;                         // that "dp" cuts
+  const char* patch = nullptr;  // of modules whose forward then is twice(): by their names
 };
 
 constexpr char kRowAndColumn[] =
@@ -164,6 +165,32 @@ const Case kCases[] = {
                        "*.{o,down}_proj.weight": {"tp": "S(1)"}}})json",
      {{4, 5}},
      13},
+    {"RMSNorm",
+     R"json({"normalized_shape": 6})json",
+     R"json({"forward": {"input": {"tp": "S(1)"}, "output": {"tp": "R"}}})json",
+     {{4, 3, 6}},
+     0,
+     0,
+     ""},
+    {"Sequential",
+     R"json({"layers": [{"kind": "Linear", "in_features": 5, "out_features": 6}, {"kind": "GELU"},
+        {"kind": "Linear", "in_features": 6, "out_features": 3}]})json",
+     R"json({"parameter": {"0.*": {"tp": "S(0)"}, "2.weight": {"tp": "S(1)"}},
+        "forward": {"output": {"tp": "R"}}})json",
+     {{4, 5}},
+     0,
+     0,
+     "1"},
+    {"llama",
+     R"json({"vocab_size": 13, "hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 2,
+        "num_attention_heads": 2})json",
+     R"json({"parameter": {"*.{gate,up}_proj.weight": {"tp": "S(0)"},
+        "*.down_proj.weight": {"tp": "S(1)"}},
+        "forward": {"model.layers.?.mlp.output": {"tp": "R"}}})json",
+     {{4, 3}},
+     13,
+     0,
+     "*.{mlp,input_layernorm}"},
 };
 
 // What a program sees of a run: outputs, and gradients by name.
@@ -180,6 +207,25 @@ at::Tensor drawn(at::IntArrayRef shape, double phase) {
   const at::Tensor waves =
       at::sin(at::arange(c10::multiply_integers(shape), at::kDouble) * 12.9898 + phase);
   return (waves * 43758.5453).frac().view(shape) * 0.5;
+}
+
+// A patch: f(x) + f(f(x)), whatever f was.
+swv_status* twice(void* /*user_data*/, const swv_function_call* call) {
+  swv_tensor *once = nullptr, *again = nullptr;
+  TRY(swv_function_context_original(call->context, call->mode, call->inputs, call->num_inputs,
+                                    &once, 1));
+  const Owned<swv_tensor> first(once);
+  TRY(swv_function_context_original(call->context, call->mode, &once, 1, &again, 1));
+  const Owned<swv_tensor> second(again);
+  call->outputs[0] = shardweave::capi::new_tensor(once->tensor + again->tensor, "the sum");
+  return nullptr;
+}
+
+swv_status* patch(swv_module* module, const char* pattern) {
+  swv_patch twice_patch = SWV_PATCH_INIT;
+  twice_patch.name = "twice";
+  twice_patch.forward = twice;
+  return swv_module_patch(module, pattern, &twice_patch);
 }
 
 // Runs a case; mesh NULL: on one rank, without one.
@@ -208,6 +254,7 @@ swv_status* run(const Case& c, swv_mesh* handle, Seen* seen) {
     const Owned<swv_plan> owned(plan);
     TRY(swv_module_distribute(made, mesh.get(), plan, nullptr));
   }
+  if (c.patch != nullptr) TRY(patch(made, c.patch));
   std::vector<Owned<swv_tensor>> inputs;
   std::vector<swv_value> arguments;
   for (size_t i = 0; i < c.inputs.size(); ++i) {
@@ -523,6 +570,104 @@ TEST_F(OneModuleTest, CountersAreNoNumbersOfItsDType) {
   must(swv_module_get(module_, "num_batches_tracked", &counter));
   EXPECT_EQ(counter->tensor.item<int64_t>(), 2);
   for (swv_tensor* t : {x, counter}) swv_tensor_free(t);
+}
+
+// What a patch of module "1" is called with, and how often it is dropped.
+struct Calls {
+  std::string seen;
+  int drops = 0;
+};
+swv_status* note(void* user_data, const swv_function_call* call) {
+  Calls& calls = *static_cast<Calls*>(user_data);
+  EXPECT_EQ(call->num_inputs, 1u);
+  EXPECT_EQ(call->num_outputs, 1u);
+  calls.seen += std::string(call->fqn) + (call->mode == SWV_MODE_NO_GRAD ? "-" : "+");
+  swv_bool training = 1;
+  TRY(swv_module_is_training(call->module, &training));
+  calls.seen += training == 1 ? "t" : "e";
+  if (calls.seen.size() > 10) return swv_status_new(SWV_CODE_DATA_LOSS, "no more");
+  return swv_function_context_original(call->context, call->mode, call->inputs, 1, call->outputs,
+                                       1);
+}
+swv_status* writes_nothing(void* /*user_data*/, const swv_function_call* call) {
+  swv_tensor* two[2] = {};
+  swv_status* const none =
+      swv_function_context_original(call->context, call->mode, call->inputs, 0, two, 1);
+  EXPECT_THAT(message_of(none), HasSubstr("was called with 0 inputs; wanted 1"));
+  swv_status* const both =
+      swv_function_context_original(call->context, call->mode, call->inputs, 1, two, 2);
+  EXPECT_THAT(message_of(both), HasSubstr("'num_outputs' is 2; the forward that is patched has 1"));
+  EXPECT_THAT(message_of(swv_function_context_save(call->context, call->inputs, 1)),
+              HasSubstr("'context' is of a patch"));
+  EXPECT_THAT(message_of(swv_function_context_saved(call->context, 0, two)),
+              HasSubstr("'context' is of a patch"));
+  return nullptr;
+}
+
+TEST_F(OneModuleTest, IsPatched) {
+  make("Sequential", R"({"layers": [{"kind": "Linear", "in_features": 2, "out_features": 3},
+                                    {"kind": "ReLU"}, {"kind": "GELU"}]})");
+  Calls calls;
+  swv_patch patch = SWV_PATCH_INIT;
+  patch.user_data = &calls;
+  patch.drop = [](void* user_data) { ++static_cast<Calls*>(user_data)->drops; };
+  int drops = 0;
+  const auto refused = [&](swv_module* module, const char* pattern, swv_code code,
+                           const char* why) {
+    swv_status* const status = swv_module_patch(module, pattern, &patch);
+    EXPECT_EQ(swv_status_code(status), code) << why;
+    EXPECT_THAT(message_of(status), HasSubstr(why));
+    EXPECT_EQ(calls.drops, ++drops) << why;
+  };
+  refused(module_, "1", SWV_CODE_INVALID_ARGUMENT, "'patch.forward' is NULL");
+  patch.forward = note;
+  patch.name = "note";
+  refused(module_, nullptr, SWV_CODE_INVALID_ARGUMENT, "'pattern' is NULL");
+  refused(nullptr, "1", SWV_CODE_INVALID_ARGUMENT, "'module' is NULL");
+  refused(module_, "{1", SWV_CODE_INVALID_ARGUMENT, "pattern '{1' ");
+  refused(module_, "12", SWV_CODE_NOT_FOUND, "no module is called '12'; did you mean '1', '2'");
+  refused(module_, "{0,1}", SWV_CODE_FAILED_PRECONDITION, "the forward of '0' (torch::nn::Linear");
+  swv_module* outer = nullptr;
+  must(swv_module_create(&outer));
+  must(swv_module_add_child(outer, "body.layers", module_));
+  refused(outer, "body", SWV_CODE_FAILED_PRECONDITION, "is the host's own code");
+  swv_module_free(outer);
+
+  const float data[] = {1, 2};
+  const int64_t sizes[] = {1, 2};
+  swv_tensor* x = nullptr;
+  must(swv_tensor_from_data(data, sizeof(data), sizes, 2, nullptr, &x));
+  const swv_value arguments[] = {swv_value_tensor(x)};
+  swv_value plain = SWV_NONE, patched = SWV_NONE;
+  const auto call = [&](swv_grad_mode mode, swv_value* result) {
+    return swv_module_call(module_, "forward", mode, arguments, 1, result, 1, nullptr);
+  };
+  must(call(SWV_MODE_GRAD, &plain));
+  must(swv_module_patch(module_, "{1,2}", &patch));
+  must(call(SWV_MODE_GRAD, &patched));
+  EXPECT_TRUE(at::equal(plain.as.tensor->tensor, patched.as.tensor->tensor));
+  EXPECT_EQ(calls.seen, "1+t2+t");
+  swv_value_clear(&patched);
+  must(swv_module_train(module_, 0));
+  swv_status* const failed = call(SWV_MODE_NO_GRAD, &patched);
+  EXPECT_EQ(swv_status_code(failed), SWV_CODE_DATA_LOSS);
+  EXPECT_THAT(message_of(failed), HasSubstr("note.forward, in place of that of '2': no more"));
+  EXPECT_EQ(calls.seen, "1+t2+t1-e2-e");
+
+  // In place of the patched one.
+  calls.seen.clear();
+  swv_patch other = SWV_PATCH_INIT;
+  other.name = "other";
+  other.forward = writes_nothing;
+  must(swv_module_patch(module_, "1", &other));
+  EXPECT_THAT(message_of(call(SWV_MODE_GRAD, &patched)),
+              HasSubstr("other.forward: output 0 was not written"));
+  EXPECT_EQ(calls.drops, drops);
+  swv_value_clear(&plain);
+  swv_tensor_free(x);
+  swv_module_free(module_);
+  EXPECT_EQ(calls.drops, drops + 1);
+  module_ = nullptr;
 }
 
 // The whole is gone, its parts are not.

@@ -136,6 +136,20 @@ TEST(LibraryTrainingTest, PlansOfTheZoo) {
   }
 }
 
+// Of a model that the zoo does not have, by its parts.
+TEST(LibraryTrainingTest, PlansOfPartsOfTheZoo) {
+  for (const char* mesh : {"tp=1", "tp=2", "dp=2,tp=2"}) {
+    expect_trained_alike(mesh, "llama", kLlama, tokens, [&](swv_module*, swv_mesh* on, Plan& plan) {
+      Plan mlp;
+      ok(swv_plan_from_zoo("attention", kLlama, on, R"({"fqn": "model.layers.*.self_attn"})",
+                           plan.out()));
+      ok(swv_plan_from_zoo("mlp", "{}", on, R"({"fqn": "model.layers.*.mlp", "mesh_dim": "tp"})",
+                           mlp.out()));
+      ok(swv_plan_append(plan, mlp));
+    });
+  }
+}
+
 TEST(LibraryTrainingTest, PlansByStyles) {
   for (const char* mesh : {"tp=1", "tp=2", "dp=2,tp=2"}) {
     for (const char* styles : {R"({"style": "pairwise"})", R"({"0": "colwise", "2": "rowwise"})"}) {
@@ -165,7 +179,18 @@ TEST(LibraryTrainingTest, PlansThatCannotBe) {
     EXPECT_THAT(zoo("llama", kLlama, R"({"sequence_parallel": 1})"),
                 HasSubstr("wanted true or false, not 1"));
     EXPECT_THAT(zoo("llama", kLlama, "[]"), HasSubstr("wanted an object"));
-    EXPECT_THAT(zoo("lama", kLlama, nullptr), HasSubstr("did you mean 'llama'?"));
+    EXPECT_THAT(zoo("lama", kLlama, nullptr),
+                AllOf(HasSubstr("did you mean 'llama'?"),
+                      HasSubstr("plans of parts: attention, mlp, moe")));
+    EXPECT_THAT(zoo("attention", "{}", nullptr), HasSubstr("\"num_attention_heads\""));
+    EXPECT_THAT(
+        zoo("attention", R"({"num_attention_heads": 4, "num_key_value_heads": 3})", nullptr),
+        HasSubstr("does not divide"));
+    EXPECT_THAT(zoo("mlp", "{}", R"({"fqn": 3})"), HasSubstr("wanted a pattern of modules, not 3"));
+    EXPECT_THAT(
+        zoo("mlp", "{}", R"({"expert_parallel": true})"),
+        HasSubstr("is no option of mlp's plan; there are: mesh_dim, sequence_parallel, fqn"));
+    EXPECT_THAT(zoo("llama", kLlama, R"({"fqn": "a"})"), HasSubstr("is no option of llama's plan"));
     EXPECT_THAT(zoo(nullptr, "{}", nullptr), HasSubstr("no \"model_type\""));
     EXPECT_THAT(zoo("gpt2", kLlama, nullptr), HasSubstr("wanted \"gpt2\", not \"llama\""));
     EXPECT_THAT(
@@ -185,6 +210,8 @@ TEST(LibraryTrainingTest, PlansThatCannotBe) {
   on_mesh("tp=3", [](swv_mesh* mesh) {
     Plan plan;
     EXPECT_THAT(message_of(swv_plan_from_zoo("llama", kLlama, mesh, nullptr, plan.out())),
+                HasSubstr("heads"));
+    EXPECT_THAT(message_of(swv_plan_from_zoo("attention", kLlama, mesh, nullptr, plan.out())),
                 HasSubstr("heads"));
   });
 }

@@ -129,6 +129,11 @@ swv_forward* forward_of(swv_module* module, const char* fqn) {
     fail_argument("fqn", str_cat(found.library->called(),
                                  ": plans meet it without, and swv_module_call runs it"));
   }
+  if (found.host->is_of_file()) {
+    fail_argument("module",
+                  "is of a file, and so is its forward: plans meet it without, and "
+                  "swv_module_call runs it");
+  }
   auto* const made =
       make<swv_forward>(std::static_pointer_cast<HostModule>(found.host->shared_from_this()));
   found.host->is_met = true;

@@ -141,6 +141,20 @@ swv_status* swv_plan_add_forward_layout(swv_plan* plan, const char* pattern,
   });
 }
 
+swv_status* swv_plan_append(swv_plan* plan, const swv_plan* other) {
+  return guarded(__func__, [&] {
+    shardweave::ShardingPlan joined = *in(plan, "plan").plan;
+    const shardweave::ShardingPlan& more = *in(other, "other").plan;
+    const auto append = [](auto& to, const auto& from) {
+      to.insert(to.end(), from.begin(), from.end());
+    };
+    append(joined.parameter, more.parameter);
+    append(joined.forward, more.forward);
+    append(joined.module, more.module);
+    *in(plan, "plan").plan = std::move(joined);
+  });
+}
+
 swv_status* swv_plan_add_module(swv_plan* plan, const char* pattern, const char* const* mesh_dims,
                                 const char* const* styles, size_t num_mesh_dims) {
   return guarded(__func__, [&] { add_module(plan, pattern, mesh_dims, styles, num_mesh_dims); });

@@ -24,7 +24,9 @@ std::string message_of(swv_status* status) {
 // y = (x w') * scale + offset, with a sub-module.
 std::string saved_module() {
   torch::jit::Module root("Root"), inner("Inner");
-  inner.register_parameter("weight", at::arange(12, at::kFloat).reshape({4, 3}) / 7, false);
+  inner.register_parameter(
+      "weight", (at::arange(12, at::kFloat).reshape({4, 3}) / 7).requires_grad_(), false);
+  inner.register_parameter("frozen", at::ones({2}), false);
   inner.register_buffer("offset", at::ones({4}));
   for (auto* module : {&root, &inner}) {
     module->register_attribute("training", c10::BoolType::get(), true);
@@ -69,7 +71,7 @@ TEST_F(ScriptModuleTest, ItsParametersHaveTheirNames) {
   size_t parameters = 0, buffers = 0;
   must(swv_module_num_parameters(module_, &parameters));
   must(swv_module_num_buffers(module_, &buffers));
-  EXPECT_EQ(parameters, 1u);
+  EXPECT_EQ(parameters, 2u);
   EXPECT_EQ(buffers, 1u);
   swv_tensor* weight = nullptr;
   must(swv_module_get(module_, "inner.weight", &weight));
@@ -282,6 +284,22 @@ TEST_F(ScriptModuleTest, WorksShardedAndDifferentiates) {
   swv_plan_free(plan);
   swv_mesh_free(mesh);
   swv_world_free(world);
+}
+
+// What a file has frozen stays so; what it runs is met without being announced.
+TEST_F(ScriptModuleTest, IsAsItWasSaved) {
+  for (const auto& [name, trained] : {std::pair("inner.weight", 1), {"inner.frozen", 0}}) {
+    swv_tensor* tensor = nullptr;
+    swv_bool requires_grad = 2;
+    must(swv_module_get(module_, name, &tensor));
+    must(swv_tensor_requires_grad(tensor, &requires_grad));
+    EXPECT_EQ(requires_grad, trained) << name;
+    swv_tensor_free(tensor);
+  }
+  swv_forward* forward = nullptr;
+  EXPECT_THAT(message_of(swv_module_forward(module_, "inner", &forward)),
+              testing::HasSubstr("'module' is of a file"));
+  EXPECT_EQ(forward, nullptr);
 }
 
 // The forward of TorchScript is met where its weight is.

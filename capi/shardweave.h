@@ -1084,6 +1084,8 @@ typedef struct swv_function_call {
   size_t num_inputs;
   swv_tensor** outputs;
   size_t num_outputs;
+  swv_module* module; /* in a swv_patch: whose forward it is; borrowed. NULL else */
+  const char* fqn;    /* in a swv_patch: its name in the module that was patched. NULL else */
 } swv_function_call;
 
 /* A function of the host with a derivative of its own. */
@@ -1179,7 +1181,8 @@ SWV_API SWV_MUST_USE swv_status* swv_module_create_by_kind(const char* kind,
                                                            const char* options_json,
                                                            swv_module** out_module);
 /* A file that torch.jit.save or torch::jit::Module::save wrote. Its parts (swv_module_child) are
- * modules of the file, too, also those without tensors: their mode and methods are the file's. */
+ * modules of the file, too, also those without tensors: their mode and methods are the file's, and
+ * a parameter requires grad as it did when it was saved. */
 SWV_API SWV_MUST_USE swv_status* swv_module_load(const char* path, swv_module** out_module);
 SWV_API SWV_MUST_USE swv_status* swv_module_share(const swv_module* module,
                                                   swv_module** out_module);
@@ -1247,6 +1250,36 @@ SWV_API SWV_MUST_USE swv_status* swv_module_call_named(
     size_t num_arguments, const char* const* names, size_t num_names, swv_value* out_results,
     size_t capacity, size_t* out_num_results);
 
+/* A forward of the host's in place of one of the library's. Its inputs are the tensors that the
+ * module's forward takes, NULL for one that it is not given, and its outputs what that gives, each of
+ * which it writes. */
+typedef struct swv_patch {
+  size_t struct_size;
+  const char* name; /* for errors */
+  void* user_data;
+  swv_status* (*forward)(void* user_data, const swv_function_call* call);
+  void (*drop)(void* user_data); /* may be NULL */
+} swv_patch;
+#define SWV_PATCH_INIT {SWV_SIZE_TO(swv_patch, drop), NULL, NULL, NULL, NULL}
+
+/* From now on patch->forward runs in place of the forward of every module of the library's in `module`
+ * that `pattern` names (of FQNs, as in plans; "" is the module itself), whoever calls it, between the
+ * inputs and outputs of a plan, which may come before or after. A module that is patched already gives
+ * its patched forward to the new patch. `patch` is copied; user_data is dropped with the modules, also
+ * if this fails, and must not keep a handle of them, which would keep it: call->module is one. The same
+ * on every rank; patch->forward runs on the thread that runs the model.
+ * SWV_CODE_NOT_FOUND: no module is called so, with names that are nearly the same;
+ * SWV_CODE_FAILED_PRECONDITION, with nothing changed: one of them is the host's, takes or gives something
+ * else than tensors, or is a layer of LibTorch's inside of another module, where it is called directly
+ * (Linear, Embedding, LayerNorm, ...): patch what calls it. */
+SWV_API SWV_MUST_USE swv_status* swv_module_patch(swv_module* module, const char* pattern,
+                                                  const swv_patch* patch);
+/* In a patch's forward: runs what would have run without the patch, as often as wanted. Inputs and
+ * outputs as many as the call's; an input may be NULL. COLLECTIVE as that is. */
+SWV_API SWV_MUST_USE swv_status* swv_function_context_original(
+    const swv_function_context* context, swv_grad_mode mode, const swv_tensor* const* inputs,
+    size_t num_inputs, swv_tensor** out_outputs, size_t num_outputs);
+
 /* ---- Plans ------------------------------------------------------------------------------------
  * A plan says where everything lies, by lines of a pattern and placements. Its first part speaks of
  * parameters and buffers by their FQNs. Of the lines that match a name the most specific counts: an
@@ -1287,6 +1320,11 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_from_hugging_face(const swv_module* mo
  *   "sequence_parallel": false   activations between attention and MLP lie along the sequence
  *   "shard_vocabulary": true     embedding, head and logits are cut by the vocabulary; not of vit
  *   "expert_parallel": false     whole experts on every rank, in place of parts; of mixtral
+ * kind may also be a part of models, for those that the library does not have: "attention" (q_proj,
+ * k_proj, v_proj, o_proj; of the configuration it reads "num_attention_heads" and
+ * "num_key_value_heads"), "mlp" (gate_proj, up_proj, down_proj; config_json "{}" will do) or "moe",
+ * which say where they stand:
+ *   "fqn": "model.layers.*.mlp"  a pattern of modules; "" is the model
  * SWV_CODE_INVALID_ARGUMENT for an option that the model does not have (it lists those that it has),
  * and for heads that do not divide; SWV_CODE_NOT_FOUND for a mesh without the dimension. No
  * communication. */
@@ -1372,6 +1410,8 @@ SWV_API SWV_MUST_USE swv_status* swv_plan_add_module(swv_plan* plan, const char*
                                                      const char* const* mesh_dims,
                                                      const char* const* styles,
                                                      size_t num_mesh_dims);
+/* Appends all lines of `other`, a plan of another part of the model, say; it may be the plan itself. */
+SWV_API SWV_MUST_USE swv_status* swv_plan_append(swv_plan* plan, const swv_plan* other);
 
 /* What swv_module_distribute would do, or its error; nothing is changed or sent. A table, and JSON,
  * in which a tensor that no line matches has the pattern null; either may be NULL.

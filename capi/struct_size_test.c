@@ -137,6 +137,13 @@ static swv_status* use_segment(void* segment) {
   swv_tensor_free(made);
   return status;
 }
+static swv_status* use_patch(void* patch) {
+  swv_module* module = NULL;
+  swv_status* status = swv_module_create_by_kind("ReLU", NULL, &module);
+  if (status == NULL) status = swv_module_patch(module, "", (swv_patch*)patch);
+  swv_module_free(module);
+  return status;
+}
 static swv_status* use_function(void* function) {
   swv_tensor* made = NULL;
   swv_status* status = swv_function_apply((swv_function*)function, SWV_MODE_NO_GRAD,
@@ -472,6 +479,7 @@ int main(void) {
   swv_zero_options zero = SWV_ZERO_OPTIONS_INIT;
   swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
   swv_function function = SWV_FUNCTION_INIT;
+  swv_patch patch = SWV_PATCH_INIT;
   swv_materialize_options materialize = SWV_MATERIALIZE_OPTIONS_INIT;
   swv_fully_shard_options fully_shard = SWV_FULLY_SHARD_OPTIONS_INIT;
   swv_fully_shard_counters fully_shard_counts = SWV_FULLY_SHARD_COUNTERS_INIT;
@@ -529,6 +537,10 @@ int main(void) {
   EVERY_SIZE(random_state_result, state, 1, 0);
   EVERY_SIZE(device_cost, cost, 0, 0);
   EVERY_SIZE(segment, segment, 0, 1);
+  patch.user_data = &dropped;
+  patch.forward = forward;
+  patch.drop = drop;
+  EVERY_SIZE(patch, patch, 0, 1);
   EVERY_SIZE(backend, backend, 0, 1);
   EVERY_SIZE(group, group, 0, 2);
   EVERY_SIZE(tensor_options, with_grad, 0, 0);

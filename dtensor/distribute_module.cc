@@ -98,7 +98,8 @@ uint64_t sum_of(const Member& member, const ResolvedTensor& resolved, bool with_
     throw Error(function, absl::InvalidArgumentError(absl::StrCat(
                               ranks,
                               " have different numbers of parameters and buffers, forward "
-                              "entries of the plan or sources; wanted the same everywhere")));
+                              "entries of the plan, plug-ins or sources; wanted the same "
+                              "everywhere")));
   }
   refuse(absl::StatusCode::kInvalidArgument, members[difference.index].fqns[0],
          with_values
@@ -174,32 +175,38 @@ void distribute_module(torch::nn::Module& module, const MeshPtr& mesh, const Par
   distribute_agreed(module, mesh, plan, options, where, agreement, "");
 }
 
+void dtensor_internal::check_distributable(const std::vector<Member>& members,
+                                           std::string_view function) {
+  for (const Member& member : members) {
+    if (in_unit(member.tensor) != nullptr) {
+      refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
+             "is fully sharded already, and rests in a unit; plans come first", function);
+    }
+    if (is_dtensor(member.tensor)) {
+      refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
+             absl::StrCat("is a DTensor already, ", describe(member.tensor),
+                          "; a module is distributed once: for another plan make it anew, and "
+                          "register DTensors of your own after this call"),
+             function);
+    }
+    if (const std::string why = not_dense(member.tensor); !why.empty()) {
+      refuse(absl::StatusCode::kInvalidArgument, member.fqns[0],
+             absl::StrCat("cannot be a DTensor: ", why), function);
+    }
+  }
+  check_memory(members, function);
+}
+
 void dtensor_internal::distribute_agreed(torch::nn::Module& module, const MeshPtr& mesh,
                                          const ParameterPlan& plan,
                                          const DistributeOptions& options,
                                          std::source_location where, Agreement& agreement,
                                          std::string_view also) {
   const std::vector<Member> members = members_of(module);
-  for (const Member& member : members) {
-    if (in_unit(member.tensor) != nullptr) {
-      refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
-             "is fully sharded already, and rests in a unit; plans come first");
-    }
-    if (is_dtensor(member.tensor)) {
-      refuse(absl::StatusCode::kFailedPrecondition, member.fqns[0],
-             absl::StrCat("is a DTensor already, ", describe(member.tensor),
-                          "; a module is distributed once: for another plan make it anew, and "
-                          "register DTensors of your own after this call"));
-    }
-    if (const std::string why = not_dense(member.tensor); !why.empty()) {
-      refuse(absl::StatusCode::kInvalidArgument, member.fqns[0],
-             absl::StrCat("cannot be a DTensor: ", why));
-    }
-  }
+  check_distributable(members, kDistributeModule);
   check_source(mesh->mesh(), options, kDistributeModule);
   const std::vector<ResolvedTensor> resolved =
       resolve_members(members, mesh->mesh(), plan, kDistributeModule);
-  check_memory(members, kDistributeModule);
   const bool with_values = !options.source.has_value();
   std::vector<uint64_t> sums;
   for (size_t i = 0; i < members.size(); ++i) {

@@ -178,12 +178,11 @@ class Answers {
            const ShardingPlan& plan) {
     const ModuleSharding answer = plugin_.ask(module_, {fqn_, mesh, mesh_dim, style, plan});
     const std::string dim_name = mesh.dims()[static_cast<size_t>(mesh_dim)].name;
-    for (const auto& [name, placement] : answer.parameter) {
-      check(name);
-      add(parameter_, name, dim_name, placement);
+    for (const auto& [tensor, placement] : by_tensor(answer.parameter)) {
+      add(parameter_, tensor, dim_name, placement);
     }
     for (const auto& [name, placement] : answer.forward) {
-      add(forward_, name, dim_name, placement);
+      for (const std::string& value : values_of(name)) add(forward_, value, dim_name, placement);
     }
   }
 
@@ -204,21 +203,67 @@ class Answers {
                    described(fqn_, module_), ",");
   }
 
-  void check(const std::string& name) const {
-    const absl::StatusOr<FqnPattern> pattern = FqnPattern::parse(name);
-    if (!pattern.ok()) {
-      refuse_plugin(absl::StatusCode::kInvalidArgument,
-                    str_cat(self(), " names a parameter '", name, "', which ",
-                            std::string(pattern.status().message())));
+  FqnPattern parsed(std::string_view text, std::string_view what) const {
+    absl::StatusOr<FqnPattern> pattern = FqnPattern::parse(text);
+    if (pattern.ok()) return *std::move(pattern);
+    refuse_plugin(absl::StatusCode::kInvalidArgument,
+                  str_cat(self(), " names ", what, " '", text, "', which ",
+                          std::string(pattern.status().message())));
+  }
+
+  // What one answer says of each parameter and buffer: the most specific of its patterns.
+  std::map<std::string, Placement> by_tensor(
+      const std::vector<std::pair<std::string, Placement>>& named) const {
+    std::map<std::string, Placement> result;
+    std::map<std::string, std::pair<FqnPattern::Specificity, std::string>> by;
+    for (const auto& [name, placement] : named) {
+      const FqnPattern pattern = parsed(name, "a parameter");
+      bool matches = false;
+      for (const std::string& tensor : tensors_) {
+        if (!pattern.matches(tensor)) continue;
+        matches = true;
+        const auto found = by.find(tensor);
+        if (found != by.end() && found->second.first > pattern.specificity()) continue;
+        if (found != by.end() && found->second.first == pattern.specificity() &&
+            result.at(tensor) != placement) {
+          refuse_plugin(
+              absl::StatusCode::kInvalidArgument,
+              str_cat(self(), " gives '", tensor, "' two placements, ",
+                      result.at(tensor).to_string(), " by '", found->second.second, "' and ",
+                      placement.to_string(), " by '", name, "', which are equally specific"));
+        }
+        by.insert_or_assign(tensor, std::pair(pattern.specificity(), name));
+        result.insert_or_assign(tensor, placement);
+      }
+      if (matches) continue;
+      refuse_plugin(
+          absl::StatusCode::kInvalidArgument,
+          str_cat(self(), " names a parameter '", name, "', which it does not have; it has ",
+                  tensors_.empty() ? "none" : absl::StrJoin(tensors_, ", ")));
     }
-    if (std::any_of(tensors_.begin(), tensors_.end(),
-                    [&](const std::string& tensor) { return pattern->matches(tensor); })) {
-      return;
+    return result;
+  }
+
+  // The inputs or outputs that it names, of modules in this one by a pattern: "experts.*.input".
+  std::vector<std::string> values_of(const std::string& name) const {
+    size_t end = name.rfind(".input");
+    if (const size_t output = name.rfind(".output");
+        output != std::string::npos && (end == std::string::npos || output > end)) {
+      end = output;
     }
-    refuse_plugin(
-        absl::StatusCode::kInvalidArgument,
-        str_cat(self(), " names a parameter '", name, "', which it does not have; it has ",
-                tensors_.empty() ? "none" : absl::StrJoin(tensors_, ", ")));
+    const std::string_view module = std::string_view(name).substr(0, end);
+    if (end == std::string::npos ||
+        (!module.starts_with("re:") && module.find_first_of("*?{") == std::string_view::npos)) {
+      return {name};
+    }
+    const FqnPattern pattern = parsed(module, "modules");
+    std::vector<std::string> values;
+    for (const auto& item : module_.named_modules("", /*include_self=*/false)) {
+      if (pattern.matches(item.key())) values.push_back(str_cat(item.key(), name.substr(end)));
+    }
+    if (!values.empty()) return values;
+    refuse_plugin(absl::StatusCode::kInvalidArgument,
+                  str_cat(self(), " names '", name, "', and has no module '", module, "'"));
   }
 
   void add(Named& to, const std::string& name, const std::string& mesh_dim,
@@ -285,6 +330,7 @@ AppliedPatches::AppliedPatches(torch::nn::Module& module, const DeviceMesh& mesh
                     "it as Hooked<Impl> (hooked.h)"));
       }
       undo_.steps.push_back(std::move(undo));
+      str_append(&text_, found.fqn, " wrapped;");
       continue;
     }
     const std::optional<AnyModule> with = patch->make(*found.module, {found.fqn, mesh, plan});
@@ -303,7 +349,15 @@ AppliedPatches::AppliedPatches(torch::nn::Module& module, const DeviceMesh& mesh
                             described(found.fqn, *found.module), " cannot be replaced, for ",
                             parent->name(), " calls it as the type that it is", kAdvice));
     }
+    str_append(&text_, found.fqn, " ", with->ptr()->name(), ";");
+    // What it has of the old one's parts keeps the mode that it has.
+    std::vector<std::pair<torch::nn::Module*, bool>> modes;
+    for (const auto& part : found.module->modules()) {
+      modes.emplace_back(part.get(), part->is_training());
+    }
     with->ptr()->train(found.module->is_training());
+    // (Not of what is inside: outer ones come first.)
+    for (const auto& [part, on] : modes) part->train(on);
     for (size_t i = 0; i < calls.size(); ++i) {
       const auto& [parent, name] = found.places[i];
       undo_.steps.push_back([call = calls[i], parent = parent, name = name, old = *calls[i]] {
@@ -409,6 +463,12 @@ void check_rules(const MeshPtr& mesh, const Plugins& plugins) {
       refuse_plugin(status.code(), str_cat("the plug-ins' rule: ", std::string(status.message())));
     }
   }
+}
+
+std::string text_of_rules(const Plugins& plugins) {
+  std::set<std::string> names;
+  for (const RulePlugin& rule : plugins.list().rules) names.insert(rule.name);
+  return absl::StrJoin(names, ";");
 }
 
 void add_rules(const MeshPtr& mesh, const Plugins& plugins) {

@@ -16,6 +16,8 @@ class AppliedPatches {
   AppliedPatches(torch::nn::Module& module, const DeviceMesh& mesh, const ShardingPlan& plan,
                  const Plugins& plugins);
   void keep() { undo_.steps.clear(); }
+  // What they are, for ranks to compare.
+  const std::string& text() const { return text_; }
 
  private:
   struct Undo {
@@ -26,6 +28,7 @@ class AppliedPatches {
     std::vector<std::function<void()>> steps;
   };
   Undo undo_;
+  std::string text_;
 };
 
 // The plan without its module part: what the modules' plug-ins answer stands behind its other entries.
@@ -38,6 +41,8 @@ std::string which_are_answers(const ShardingPlan& plan, const ShardingPlan& answ
 // Throws Error if one cannot be added to the mesh.
 void check_rules(const MeshPtr& mesh, const Plugins& plugins);
 void add_rules(const MeshPtr& mesh, const Plugins& plugins);
+// Their operators, for ranks to compare.
+std::string text_of_rules(const Plugins& plugins);
 
 // ", did you mean 'a', 'b'?": of `names` those that `pattern` nearly matches; or "".
 std::string near_misses(const FqnPattern& pattern, const std::vector<std::string>& names);

@@ -256,6 +256,7 @@ class PlanNames {
       ++modules_[without_numbers(item.key())];
       module_names_.insert(item.key());
     }
+    ++modules_[""];  // the model itself, which "*" matches, too
   }
 
   ShardingPlan shortened(const ShardingPlan& plan) const {
@@ -475,7 +476,10 @@ class PlanSearch {
           if (best_ == from) measure(two);
         });
       });
-      if (best_ == from || !may_go_on()) return;
+      if (best_ == from) return;
+      if (may_go_on()) continue;
+      finished_ = false;
+      return;
     }
   }
 

@@ -810,12 +810,12 @@ TEST(UnmetPlanTest, IsSaidOnceWithTheParameter) {
     warnings.said.clear();
     {  // an input that the layer's operator does not have
       nn::Linear layer(4, 4);
-      parallelize_module(*layer, mesh, {.forward = {{"input.mask", {{"tp", Shard(0)}}}}});
+      parallelize_module(*layer, mesh, {.forward = {{"input.offsets", {{"tp", Shard(0)}}}}});
       layer->forward(x).sum().backward();
       finish_grad_sync(*layer);
       EXPECT_EQ(warnings.said.size(), first ? 1 : 0);
       if (first) {
-        EXPECT_THAT(warnings.said[0], HasSubstr("'input.mask'"));
+        EXPECT_THAT(warnings.said[0], HasSubstr("'input.offsets'"));
       }
     }
     warnings.said.clear();

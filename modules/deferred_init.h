@@ -68,6 +68,9 @@ std::invoke_result_t<Make&> deferred_init(Make&& make) {
   } else {
     std::invoke_result_t<Make&> made = make();
     if constexpr (requires { static_cast<const torch::nn::Module&>(*made); }) {
+      if constexpr (requires { made == nullptr; }) {
+        if (made == nullptr) return made;
+      }
       modules_internal::name_deferred_members(*made);
     } else if constexpr (requires { static_cast<const torch::nn::Module&>(made); }) {
       modules_internal::name_deferred_members(made);

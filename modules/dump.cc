@@ -244,7 +244,7 @@ std::string ModuleDump::to_string() const {
 }
 
 std::string ModuleDump::to_json() const {
-  return json_of(*this).dump();
+  return json_of(*this).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 }  // namespace shardweave

@@ -26,6 +26,10 @@
 
 #include "ATen/core/Tensor.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace shardweave {
 namespace dtensor_internal {
 struct ForwardLayouts;
@@ -44,6 +48,12 @@ class ForwardRedistribution {
   virtual const dtensor_internal::ForwardLayouts* layouts() const { return nullptr; }
 };
 
+// A forward that takes and gives tensors, and what runs in its place: patch(module, forward, inputs,
+// number of results).
+using TensorForward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+using TensorPatch = std::function<std::vector<at::Tensor>(torch::nn::Module&, const TensorForward&,
+                                                          const std::vector<at::Tensor>&, size_t)>;
+
 // What parallelize_module() looks for in a module.
 struct ForwardHook {
   virtual ~ForwardHook() = default;
@@ -54,6 +64,9 @@ struct ForwardHook {
   virtual const std::type_info& made_of() const { return typeid(*this); }
   // What somebody does for it to be met, for errors.
   virtual std::string_view advice() const { return "make it as Hooked<Impl> (hooked.h)"; }
+  // For who does not know the type: `patch` runs in place of the forward as it is now, patched or not;
+  // empty: nothing changes. False: the forward has other arguments or results than tensors.
+  virtual bool patch_tensors(const TensorPatch& /*patch*/) { return false; }
 };
 
 // Every tensor in a value, in their order.
@@ -71,10 +84,32 @@ void change_tensors(std::vector<at::Tensor>& tensors, const Change& change) {
 }
 template <typename Change>
 void change_tensors(std::optional<at::Tensor>& tensor, const Change& change) {
-  if (tensor.has_value()) *tensor = change(*tensor);
+  // One that is empty counts: what is behind it keeps its index.
+  const at::Tensor changed = change(tensor.value_or(at::Tensor()));
+  if (tensor.has_value()) *tensor = changed;
 }
 template <typename T, typename Change>
 void change_tensors(T& /*no tensor*/, const Change& /*change*/) {}
+
+template <typename T>
+std::vector<at::Tensor> tensors_in(T& value) {
+  std::vector<at::Tensor> tensors;
+  change_tensors(value, [&](const at::Tensor& t) { return tensors.emplace_back(t); });
+  return tensors;
+}
+
+// All of them tensors: at::Tensor, or a std::tuple of such.
+template <typename T>
+constexpr size_t kNumTensors = 0;
+template <>
+inline constexpr size_t kNumTensors<at::Tensor> = 1;
+template <typename... T>
+inline constexpr size_t kNumTensors<std::tuple<T...>> =
+    (std::is_same_v<T, at::Tensor> && ...) ? sizeof...(T) : 0;
+
+// Throw Error: what a patch calls its forward with, and what it gives.
+void check_inputs_of_patch(const std::vector<at::Tensor>& given, size_t wanted);
+void check_results_of_patch(const std::vector<at::Tensor>& given, size_t wanted);
 
 template <typename T>
 constexpr bool kHoldsTensors = false;
@@ -118,7 +153,36 @@ class HookedForward<Impl, Result (Impl::*)(Args...)> : public Impl, public Forwa
   }
 
   // Of a plug-in (plugin.h): runs in place of Impl's forward, which it is given. Empty: none.
-  std::function<Result(Impl&, const std::function<Result(Args...)>&, Args...)> patched_forward;
+  using OwnForward = std::function<Result(Args...)>;
+  std::function<Result(Impl&, const OwnForward&, Args...)> patched_forward;
+
+  bool patch_tensors(const TensorPatch& patch) override {
+    constexpr size_t kResults = kNumTensors<std::decay_t<Result>>;
+    if constexpr (kResults > 0 && (std::is_same_v<std::decay_t<Args>, at::Tensor> && ...)) {
+      if (patch == nullptr) return true;
+      patched_forward = [patch, before = std::move(patched_forward)](
+                            Impl& impl, const OwnForward& own, Args... args) -> Result {
+        const TensorForward forward = [&](const std::vector<at::Tensor>& inputs) {
+          check_inputs_of_patch(inputs, sizeof...(Args));
+          return [&]<size_t... I>(std::index_sequence<I...> /*all*/) {
+            std::vector<at::Tensor> given = inputs;  // an argument may be anybody's
+            Result result = before ? before(impl, own, std::forward<Args>(given[I])...)
+                                   : own(std::forward<Args>(given[I])...);
+            return tensors_in(result);
+          }(std::index_sequence_for<Args...>());
+        };
+        std::vector<at::Tensor> results = patch(impl, forward, {args...}, kResults);
+        check_results_of_patch(results, kResults);
+        Result result;
+        size_t next = 0;
+        change_tensors(result, [&](const at::Tensor&) { return results[next++]; });
+        return result;
+      };
+      return true;
+    } else {
+      return false;
+    }
+  }
 
  private:
   Result run_forward(Args... args) {

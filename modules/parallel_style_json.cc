@@ -55,7 +55,16 @@ class Options {
     std::vector<std::pair<std::string, Placement>> values;
     if (!json_.is_object()) return values;
     for (const auto& [key, value] : json_.items()) {
-      if (!is_known(key)) values.emplace_back(key, read(key, value));
+      if (is_known(key)) continue;
+      // Words of other styles, or nearly of this one: no layer's argument is called so.
+      if (key == "inputs" || key == "output" || key == "outputs" || key == "heads" ||
+          key == "sequence_dim") {
+        fail(document_.refuse(at(key),
+                              "is no argument's name; wanted \"input\", or an argument as "
+                              "the layer's operator calls it"));
+        continue;
+      }
+      values.emplace_back(key, read(key, value));
     }
     return values;
   }

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -257,6 +258,21 @@ const Entry* chosen(std::vector<Entry>& entries, const std::vector<size_t>& matc
                  ", or speak of the modules in it"));
 }
 
+// Of an input by name, that an operator might have it.
+void check_name(const Entry& entry) {
+  const std::string* const name = std::get_if<std::string>(&entry.slot);
+  if (name == nullptr) return;
+  const std::set<std::string> known = layer_arguments();
+  if (known.contains(*name)) return;
+  const absl::StatusOr<FqnPattern> pattern = FqnPattern::parse(*name);
+  refuse(
+      absl::StatusCode::kInvalidArgument,
+      str_cat(
+          entry.name, ": no operator of a layer has an argument '", *name, "'",
+          pattern.ok() ? modules_internal::near_misses(*pattern, {known.begin(), known.end()}) : "",
+          "; wanted an index, or the name that the operator's schema has"));
+}
+
 // What the plan says of one module, for a weight or a hook.
 struct Observed {
   const Place* place;
@@ -334,6 +350,7 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
                        ": of a Hooked module's forward the names of arguments are not "
                        "known; wanted an index"));
       }
+      if (place.hook == nullptr) check_name(*entry);
       auto& values = value.first == Direction::kInput ? layouts->inputs : layouts->outputs;
       values.push_back({value.second, entry->target,
                         str_cat(fqn, fqn.empty() ? "" : ".", entry->value),
@@ -420,6 +437,7 @@ ResolvedPlan resolved_plan(torch::nn::Module& module, const DeviceMesh& mesh,
   ResolvedPlan resolved;
   // The same order of errors.
   const std::vector<Observed> observed = resolve_forward(plan.forward, mesh, members, places);
+  check_distributable(members, kFunctionOfPlans);
   resolved.tensors = resolve_plan(module, mesh, plan.parameter);
   for (const Observed& o : observed) {
     for (size_t i = 0; i < o.entries.size(); ++i) {
@@ -458,13 +476,14 @@ std::string text_of(const std::vector<Observed>& observed) {
 }
 
 void parallelize(torch::nn::Module& module, const MeshPtr& mesh, const ShardingPlan& plan,
-                 const DistributeOptions& options, std::source_location where,
-                 Agreement& agreement) {
+                 const DistributeOptions& options, std::source_location where, Agreement& agreement,
+                 const std::string& plugins) {
   const std::vector<Member> members = members_of(module);
   auto places = places_of(module, members);
   const std::vector<Observed> observed =
       resolve_forward(plan.forward, mesh->mesh(), members, places);
-  distribute_agreed(module, mesh, plan.parameter, options, where, agreement, text_of(observed));
+  distribute_agreed(module, mesh, plan.parameter, options, where, agreement,
+                    str_cat(text_of(observed), plugins));
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   for (const Observed& o : observed) {
     o.layouts->where = where;
@@ -522,8 +541,10 @@ void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const Sh
   modules_internal::check_rules(mesh, plugins);
   modules_internal::AppliedPatches patches(module, mesh->mesh(), plan, plugins);
   const ShardingPlan answered = modules_internal::with_answers(module, mesh->mesh(), plan, plugins);
-  telling_answers(plan, answered,
-                  [&] { parallelize(module, mesh, answered, options, where, agreement); });
+  telling_answers(plan, answered, [&] {
+    parallelize(module, mesh, answered, options, where, agreement,
+                str_cat(patches.text(), "|", modules_internal::text_of_rules(plugins)));
+  });
   modules_internal::add_rules(mesh, plugins);
   patches.keep();
 }

@@ -76,7 +76,8 @@ struct ResolvedPlan {
   std::vector<ResolvedForward> forward;  // by modules' FQNs
 };
 
-// What parallelize_module() would do, without doing anything; throws what that would.
+// What parallelize_module() would do, without doing anything; throws what that would, but for what only
+// all ranks know together, and the operators' rules of a mesh.
 ResolvedPlan resolve_sharding_plan(torch::nn::Module& module, const DeviceMesh& mesh,
                                    const ShardingPlan& plan);
 

@@ -24,6 +24,7 @@
 #include <optional>
 #include <source_location>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <typeindex>
 #include <utility>
@@ -242,5 +243,31 @@ void parallelize_module(torch::nn::Module& module, const MeshPtr& mesh, const Sh
 // What that would do. Patches are applied, and taken back.
 ResolvedPlan resolve_sharding_plan(torch::nn::Module& module, const DeviceMesh& mesh,
                                    const ShardingPlan& plan, const Plugins& plugins);
+
+// One run of a forward that patch_forwards() is in place of.
+struct PatchedCall {
+  torch::nn::Module& module;
+  const std::string& fqn;  // as patch_forwards() found it
+  const std::vector<at::Tensor>& inputs;
+  size_t num_results;
+  // What would have run, on inputs of the same number.
+  const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& forward;
+};
+using PatchedRun = std::function<std::vector<at::Tensor>(const PatchedCall&)>;
+
+// Patches by names in place of types, at once and not with a plan, which may come before or after:
+// `run` runs in place of the forward of every module in `module` that `pattern` (FqnPattern) names,
+// between a plan's inputs and outputs. Of one that is patched already it is given the patched forward.
+// Ranks that are to compute the same patch the same.
+//
+//   patch_forwards(*llama, "model.layers.*.mlp", [](const PatchedCall& call) {
+//     return std::vector{call.forward(call.inputs)[0] * 0.5};
+//   });
+//
+// Throws Error before anything changes: InvalidArgument for what is no pattern, NotFound where it names
+// no module, FailedPrecondition for one that is not Hooked (hooked.h) or whose forward has other
+// arguments or results than tensors. A run with other than `num_results` defined results is an error
+// of the forward.
+void patch_forwards(torch::nn::Module& module, std::string_view pattern, PatchedRun run);
 
 }  // namespace shardweave

@@ -280,6 +280,181 @@ TEST(PluginsTest, AForwardIsWrapped) {
   });
 }
 
+// Patterns within the answer of a plug-in are its own: the most specific counts, and what the plan says
+// of the same tensors by patterns, however many characters they have, does not.
+TEST(PluginsTest, PatternsOfAnswersStandForNames) {
+  const DeviceMesh mesh = *DeviceMesh::create({{"tp", 2}});
+  struct Layers : nn::Module {
+    Layers() {
+      for (const char* name : {"w0", "w1", "other"}) {
+        register_module(name, nn::Linear(nn::LinearOptions(4, 6).bias(false)));
+      }
+    }
+    at::Tensor forward(const at::Tensor& x) { return x; }
+  };
+  nn::Module root;
+  root.register_module("experts", std::make_shared<Layers>());
+  root.register_module("expert", nn::Linear(nn::LinearOptions(4, 6).bias(false)));
+  const auto answering = [](ModuleSharding sharding) {
+    return Plugins().shards<Layers>(
+        [sharding](const Layers&, const ShardingRequest&) { return sharding; });
+  };
+  const ShardingPlan plan = {
+      .parameter = {{"{expert,experts.w0,experts.w1}.weight", {{"tp", Shard(1)}}}},
+      .module = {{"experts", {{"tp"}}}}};
+  const ResolvedPlan resolved = resolve_sharding_plan(
+      root, mesh, plan,
+      answering({.parameter = {{"*", Replicate()},
+                               {"re:w[0-9].weight", Shard(0)},
+                               {"w1.weight", Shard(1)}},
+                 .forward = {{"w?.output", Replicate()}, {"re:w[0-9].input", Shard(1)}}}));
+  std::string said;
+  for (const ResolvedTensor& t : resolved.tensors) said += t.layout.to_string() + " ";
+  EXPECT_EQ(said, "[R] [S(1)] [R] [S(1)] ");  // a glob is more specific than an expression
+  said.clear();
+  for (const ResolvedForward& f : resolved.forward) said += f.module + "." + f.value + " ";
+  EXPECT_EQ(said, "experts.w0.input.0 experts.w0.output.0 experts.w1.input.0 experts.w1.output.0 ");
+  const auto refused = [&](ModuleSharding sharding, const char* why) {
+    try {
+      resolve_sharding_plan(root, mesh, plan, answering(std::move(sharding)));
+      ADD_FAILURE() << why;
+    } catch (const Error& error) {
+      EXPECT_THAT(std::string(error.status().message()), HasSubstr(why));
+    }
+  };
+  refused({.parameter = {{"w?.weight", Shard(0)}, {"?0.weight", Shard(1)}}, .forward = {}},
+          "gives 'w0.weight' two placements");
+  refused({.parameter = {}, .forward = {{"v*.output", Shard(0)}}}, "and has no module 'v*'");
+}
+
+// A replacement on parts of the old module leaves their modes, also where it is taken back.
+struct NormedImpl : nn::Module {
+  explicit NormedImpl(nn::BatchNorm1d given) : norm(register_module("norm", std::move(given))) {}
+  at::Tensor forward(const at::Tensor& x) { return norm(x); }
+  nn::BatchNorm1d norm;
+};
+struct FusedNormedImpl : NormedImpl {
+  using NormedImpl::NormedImpl;
+  at::Tensor forward(const at::Tensor& x) { return norm(x); }
+};
+
+TEST(PluginsTest, APatchKeepsTheModesOfWhatItTakesOver) {
+  const Plugins plugins = Plugins().patch<NormedImpl>([](NormedImpl& old, const PatchRequest&) {
+    return std::make_shared<FusedNormedImpl>(old.norm);
+  });
+  nn::BatchNorm1d norm(4);
+  nn::Sequential model(std::make_shared<NormedImpl>(norm));
+  norm->eval();
+  resolve_sharding_plan(*model, *DeviceMesh::create({{"tp", 1}}), {}, plugins);
+  EXPECT_FALSE(norm->is_training());
+  on_mesh({{"tp", 1}}, [&](const MeshPtr& mesh) {
+    parallelize_module(*model, mesh, {}, plugins);
+    EXPECT_FALSE(norm->is_training());
+    EXPECT_TRUE(model[0]->is_training());
+  });
+}
+
+// Ranks whose plug-ins differ would decide operators otherwise.
+TEST(PluginsTest, RanksHaveTheSame) {
+  for (const bool rules : {true, false}) {
+    on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
+      const bool first = mesh->coordinate()[0] == 0;
+      Plugins plugins;
+      if (rules && first) plugins.rule("plugin_test::scale", scale_rule());
+      if (!rules) {
+        plugins.patch<PairImpl>([&](PairImpl& pair, const PatchRequest&) -> Pair {
+          return first ? Pair(std::make_shared<PairImpl>(pair)) : Pair(nullptr);
+        });
+      }
+      Model model;
+      try {
+        parallelize_module(*model, mesh, {}, plugins, {.source = std::nullopt});
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_THAT(std::string(error.status().message()), HasSubstr("plug-ins"));
+      }
+      for (const at::Tensor& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
+    });
+  }
+}
+
+// A module of two results.
+struct SplitImpl : nn::Module {
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, at::Tensor y) {
+    return {x + 1, y + 2};
+  }
+};
+
+TEST(PatchForwardsTest, RunsInPlaceOfWhatIsThere) {
+  nn::Module root;
+  const auto split = std::make_shared<Hooked<SplitImpl>>();
+  root.register_module("a", split);
+  root.register_module("b", split);
+  std::string seen;
+  const auto noting = [&](std::string word) {
+    return [&seen, word](const PatchedCall& call) {
+      seen += word + call.fqn + " ";
+      EXPECT_EQ(call.num_results, 2u);
+      EXPECT_NE(dynamic_cast<SplitImpl*>(&call.module), nullptr);
+      std::vector<at::Tensor> results = call.forward({call.inputs[1], call.inputs[0]});
+      return std::vector{results[1], results[0] * 10};
+    };
+  };
+  const at::Tensor x = at::ones({2}), y = at::zeros({2});
+  const auto run = [&](Hooked<SplitImpl>& m) {
+    const auto [first, second] = m.forward(x, y);
+    return std::pair(first[0].item<float>(), second[0].item<float>());
+  };
+  EXPECT_EQ(run(*split), std::pair(2.f, 2.f));
+  patch_forwards(root, "?", noting("in "));
+  EXPECT_EQ(run(*split), std::pair(3.f, 10.f));  // y + 1 and x + 2, changed over
+  patch_forwards(root, "b", noting("out "));
+  seen.clear();
+  EXPECT_EQ(run(*split), std::pair(20.f, 20.f));
+  EXPECT_EQ(seen, "out b in a ");  // once, by its first name
+  // A copy has the patches, and is what they are called with.
+  const auto copy = std::make_shared<Hooked<SplitImpl>>(*split);
+  EXPECT_EQ(run(*copy), std::pair(20.f, 20.f));
+}
+
+TEST(PatchForwardsTest, WhatCannotBeIsRefused) {
+  Model model;
+  const auto run = [](const PatchedCall& call) { return call.forward(call.inputs); };
+  const auto refused = [&](const char* pattern, PatchedRun with, absl::StatusCode code,
+                           const char* why) {
+    try {
+      patch_forwards(*model, pattern, std::move(with));
+      ADD_FAILURE() << why;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), code) << error.what();
+      EXPECT_THAT(std::string(error.status().message()), HasSubstr(why));
+    }
+  };
+  refused("half", nullptr, absl::StatusCode::kInvalidArgument, "the patch is empty");
+  refused("re:(", run, absl::StatusCode::kInvalidArgument, "pattern 're:('");
+  refused("hafl", run, absl::StatusCode::kNotFound,
+          "no module is called 'hafl'; did you mean 'half'");
+  refused("half", run, absl::StatusCode::kFailedPrecondition, "something else than tensors");
+  refused("*", run, absl::StatusCode::kFailedPrecondition, "the forward of the model itself");
+  refused("body.1", run, absl::StatusCode::kFailedPrecondition, "make it as Hooked<Impl>");
+
+  const auto split = std::make_shared<Hooked<SplitImpl>>();
+  const at::Tensor x = at::ones({2});
+  const auto fails = [&](PatchedRun with, const char* why) {
+    auto copy = std::make_shared<Hooked<SplitImpl>>(*split);
+    patch_forwards(*copy, "", std::move(with));
+    try {
+      copy->forward(x, x);
+      ADD_FAILURE() << why;
+    } catch (const Error& error) {
+      EXPECT_THAT(std::string(error.status().message()), HasSubstr(why));
+    }
+  };
+  fails([&](const PatchedCall& call) { return call.forward({x}); }, "with 1 inputs; wanted 2");
+  fails([&](const PatchedCall&) { return std::vector{x}; }, "gave 1 results; wanted 2");
+  fails([&](const PatchedCall&) { return std::vector{x, at::Tensor()}; }, "an undefined result");
+}
+
 TEST(PluginsTest, ATypeIsTheNearest) {
   struct BaseImpl : nn::Module {
     at::Tensor forward(const at::Tensor& x) { return x; }
@@ -492,7 +667,7 @@ TEST(PluginsTest, SaysWhatIsWrong) {
        "'wait', which it does not have; it has weight"},
       {scaling, answering({.parameter = {{"{w", Shard(0)}}}), Code::kInvalidArgument, "'{w'"},
       {scaling, answering({.parameter = {{"weight", Shard(0)}, {"weight", Replicate()}}}),
-       Code::kInvalidArgument, "gives 'weight' two placements along 'tp', S(0) and R"},
+       Code::kInvalidArgument, "gives 'weight' two placements, S(0) by 'weight' and R by 'weight'"},
       {scaling, answering({.parameter = {{"weight", Shard(3)}}}), Code::kInvalidArgument,
        "what plug-ins say of the plan's modules"},
       {scaling, answering({.forward = {{"puts", Shard(0)}}}), Code::kInvalidArgument,

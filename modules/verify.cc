@@ -606,6 +606,10 @@ Verification agreed(Verification v, std::vector<Item>& items,
 Verification verify(torch::nn::Module& model, const std::function<at::Tensor()>& run,
                     torch::nn::Module& reference, const std::function<at::Tensor()>& run_reference,
                     const VerifyOptions& options) {
+  if (options.tolerance.has_value() && !(*options.tolerance >= 0)) {
+    throw Error(kVerify, absl::InvalidArgumentError(str_cat("the tolerance is ", *options.tolerance,
+                                                            "; wanted 0 or more")));
+  }
   const auto pairs = pairs_of(model, reference);
   std::vector<Item> items;
   add_tensors(pairs, /*buffers_behind=*/false, items);

@@ -108,8 +108,7 @@ void Fuzzer::safetensors() {
   if (one_in(2) && done(swv_safetensors_share(file, &second))) swv_safetensors_free(second);
   done(swv_safetensors_num_tensors(file, &count));
   int64_t shape[4] = {};
-  if (done(
-          swv_safetensors_tensor(file, below(count + 1), &name, &dtype, shape, length(4), &ndim))) {
+  if (done(swv_safetensors_tensor(file, below(count + 1), &name, &dtype, shape, below(5), &ndim))) {
     size_t box_ndim = 0;
     const int64_t* const box = sizes(&box_ndim);
     static const int64_t zeros[6] = {};

@@ -268,6 +268,7 @@ class Fuzzer {
   void dlpack();
   void scripts();
   void library();
+  void patches();
   void fully_sharded();
   void divided();
   void data_parallel();

@@ -57,7 +57,7 @@ void Fuzzer::modules() {
   swv_layout* const layout = pick(layouts_);
   swv_tensor* outputs[2] = {};
   swv_bool yes = 0;
-  switch (below(20)) {
+  switch (below(21)) {
     case 0:
       if (done(swv_module_create(&module))) keep(modules_, module, swv_module_free, 5);
       break;
@@ -128,6 +128,7 @@ void Fuzzer::modules() {
                                one_in(2) ? nullptr : &dim, length(1)));
       const char* const cut = R"json({"parameter": {"*": "S(0)"}})json";
       done(swv_module_set_sharding(pick(modules_), one_in(2) ? cut : text()));
+      done(swv_plan_append(pick(plans_), pick(plans_)));
       if (done(swv_plan_from_hugging_face(pick(modules_), text(), text(), &plan)))
         keep(plans_, plan, swv_plan_free, 5);
       break;
@@ -172,6 +173,9 @@ void Fuzzer::modules() {
         : one_in(3) ? divided()
         : one_in(2) ? data_parallel()
                     : library();  // they take long
+      break;
+    case 19:
+      patches();
       break;
     default:
       if (done(swv_optimizer_state(pick(optimizers_), below(3), text(), &t))) keep(t);
@@ -253,7 +257,53 @@ swv_status* loss_of_model(void* run, swv_module* module, swv_mesh* mesh, swv_ten
   return status;
 }
 
+// A patch that runs what it is in place of, sometimes wrongly.
+swv_status* patched(void* user_data, const swv_function_call* call) {
+  const uint64_t how = *static_cast<uint64_t*>(user_data);
+  swv_tensor* saved = nullptr;
+  if (how % 5 == 1) return nullptr;  // and no result
+  if (how % 5 == 2) return swv_status_new(SWV_CODE_CANCELLED, "the host does not want to");
+  if (how % 5 == 3) swv_status_free(swv_function_context_saved(call->context, 0, &saved));
+  swv_tensor_free(saved);
+  return swv_function_context_original(call->context, call->mode, call->inputs,
+                                       how % 7 == 1 ? 0 : call->num_inputs, call->outputs,
+                                       how % 7 == 2 ? 2 : call->num_outputs);
+}
+void drop_number(void* user_data) {
+  delete static_cast<uint64_t*>(user_data);
+}
+
 }  // namespace
+
+// Of modules that have been met, and of one that runs behind it.
+void Fuzzer::patches() {
+  swv_patch patch = SWV_PATCH_INIT;
+  patch.name = one_in(10) ? text() : "p";
+  patch.forward = one_in(20) ? nullptr : patched;
+  patch.drop = drop_number;
+  patch.user_data = new uint64_t(chance_.word());
+  swv_patch* const given = sized(patch);
+  if (!has_size(*given, patch)) drop_number(patch.user_data);
+  done(swv_module_patch(pick(modules_), one_in(2) ? "*" : text(), given));
+  swv_module* module = nullptr;
+  swv_tensor* x = nullptr;
+  const int64_t sizes[] = {2, 3};
+  must(swv_tensor_ones(sizes, 2, nullptr, &x));
+  if (done(swv_module_create_by_kind("GELU", nullptr, &module))) {
+    patch.forward = patched;
+    patch.name = "p";
+    for (size_t i = 1 + below(2); i > 0; --i) {
+      patch.user_data = new uint64_t(chance_.word());
+      must(swv_module_patch(module, "", &patch));
+    }
+    const swv_value argument = swv_value_tensor(x);
+    swv_value result = SWV_NONE;
+    if (done(swv_module_call(module, "forward", SWV_MODE_GRAD, &argument, 1, &result, 1, nullptr)))
+      keep(result.as.tensor);
+    swv_module_free(module);
+  }
+  swv_tensor_free(x);
+}
 
 // A small model from its construction to what is asked of it, deferred or not.
 void Fuzzer::library() {

@@ -62,13 +62,18 @@ constexpr std::string_view kLayers[] = {
     "rms_norm",
 };
 
-bool is_layer(const c10::OperatorHandle& op, const MeshContext& context) {
-  if (context.decisions.is_plugged_in(op.operator_name())) return true;
-  constexpr std::string_view kAten = "aten::";
-  std::string_view name = op.operator_name().name;
-  if (!name.starts_with(kAten)) return false;
-  name.remove_prefix(kAten.size());
+constexpr std::string_view kAtenPrefix = "aten::";
+
+// "aten::linear".
+bool is_torch_layer(std::string_view name) {
+  if (!name.starts_with(kAtenPrefix)) return false;
+  name.remove_prefix(kAtenPrefix.size());
   return std::find(std::begin(kLayers), std::end(kLayers), name) != std::end(kLayers);
+}
+
+bool is_layer(const c10::OperatorHandle& op, const MeshContext& context) {
+  return context.decisions.is_plugged_in(op.operator_name()) ||
+         is_torch_layer(op.operator_name().name);
 }
 
 bool is_observed(const at::Tensor& tensor) {
@@ -358,6 +363,15 @@ void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (output.has_value() && !in_backward_of_an_operator()) cast_results(schema, *output, stack);
 }
 
+bool takes_tensors(const c10::TypePtr& type) {
+  if (type->kind() == c10::TypeKind::TensorType) return true;
+  if (const auto optional = type->cast<c10::OptionalType>()) {
+    return takes_tensors(optional->getElementType());
+  }
+  const auto list = type->cast<c10::ListType>();
+  return list != nullptr && takes_tensors(list->getElementType());
+}
+
 Layout layout_of_target(const ForwardTarget& target, const Layout& now, int dims) {
   Placements placements = now.placements();
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -369,6 +383,20 @@ Layout layout_of_target(const ForwardTarget& target, const Layout& now, int dims
 }
 
 }  // namespace
+
+std::set<std::string> layer_arguments() {
+  std::set<std::string> names;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.name.starts_with(kAtenPrefix) && !is_torch_layer(name.name)) continue;
+    const std::optional<c10::OperatorHandle> op = dispatcher.findSchema(name);
+    if (!op.has_value()) continue;
+    for (const c10::Argument& argument : op->schema().arguments()) {
+      if (!argument.is_out() && takes_tensors(argument.type())) names.insert(argument.name());
+    }
+  }
+  return names;
+}
 
 at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int index,
                     std::string_view name, const at::Tensor& tensor,

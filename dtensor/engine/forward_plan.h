@@ -15,6 +15,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <source_location>
 #include <string>
 #include <string_view>
@@ -85,6 +86,10 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
 // With null: of the module's other members, which are told from its inputs, also after
 // module->to().
 void observe_forward(const at::Tensor& member, std::shared_ptr<const ForwardLayouts> layouts);
+
+// What layers' operators call their tensors, for plans that name an input: those of LibTorch's layers,
+// and of all operators outside of "aten", which plug-ins may make a layer's.
+std::set<std::string> layer_arguments();
 
 // Says once, on the first rank, that what a plan says of a module has not been applied, though its
 // weight has a gradient.

@@ -35,6 +35,10 @@ std::vector<ResolvedTensor> resolve_members(const std::vector<Member>& members,
                                             const DeviceMesh& mesh, const ParameterPlan& plan,
                                             const char* function);
 
+// Throws Error (FailedPrecondition, InvalidArgument) for what cannot become a DTensor where it stands:
+// one that is a DTensor already, is not dense, or is over the memory of another one.
+void check_distributable(const std::vector<Member>& members, std::string_view function);
+
 // distribute_module() as part of what all ranks do or none does: reaches the agreement before it
 // changes anything. `also`: what else has to be the same on every rank.
 void distribute_agreed(torch::nn::Module& module, const MeshPtr& mesh, const ParameterPlan& plan,

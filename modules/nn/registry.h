@@ -37,7 +37,12 @@ std::vector<std::string> model_kinds();
 // from_json() says.
 absl::StatusOr<Model> make_model(std::string_view kind, std::string_view config_json);
 
-// The zoo's plan for a model that is not there, or written otherwise with the same names.
+// The zoo's plan for a model that is not there, or written otherwise with the same names. `kind` may
+// also be a part of models, "attention" (q_proj, k_proj, v_proj, o_proj), "mlp" (gate_proj, up_proj,
+// down_proj) or "moe", for models that the zoo does not have: `options_json` says with "fqn", a
+// pattern, where it stands ("": it is the model), and of the configuration no more is read than
+// "num_attention_heads" and "num_key_value_heads", for attention. Plans are put together by adding
+// their entries.
 // `options_json`: an object with PlanOptions' members by their names, of those that the kind has
 // ("shard_vocabulary" of models of text, "expert_parallel" of mixtral); "" is an empty one.
 // InvalidArgument: as make_model(), and an option that the kind does not have, or of another type.

@@ -814,6 +814,11 @@ void parallelize(const Model& model, const MeshPtr& mesh) {
               [](MlpImpl& mlp, const PatchRequest&) { return FusedMlp(mlp.up, mlp.down); });
   parallelize_module(*model, mesh, {.module = {{"blocks.*.mlp", {{"tp"}}}}}, plugins);
 }
+void by_names(nn::Llama& llama) {
+  patch_forwards(*llama, "model.layers.*.mlp", [](const PatchedCall& call) {
+    return std::vector{call.forward(call.inputs)[0] * 0.5};
+  });
+}
 }  // namespace plug_ins
 
 at::Tensor loss_of(torch::nn::SequentialImpl& model, const at::Tensor& batch);

@@ -83,7 +83,8 @@ torch::jit::Module script_layer(const std::string& kind, const std::string& forw
   const auto shapes = parameter_shapes();
   for (size_t i = 0; i < shapes.size(); ++i) {
     if (!shapes[i].first.starts_with(fqn + ".")) continue;
-    layer.register_parameter(shapes[i].first.substr(fqn.size() + 1), initial_value(i), false);
+    layer.register_parameter(shapes[i].first.substr(fqn.size() + 1),
+                             initial_value(i).requires_grad_(), false);
   }
   layer.define("def forward(self, x):\n  return " + forward + "\n");
   return layer;

@@ -32,6 +32,10 @@ func (w *World) ModuleByKind(kind, options string) (*Module, error) {
 //	"shard_vocabulary": true     embedding, head and logits are cut by the vocabulary; not of vit
 //	"expert_parallel": false     whole experts on every rank, in place of parts; of mixtral
 //
+// kind may also be a part of models, "attention", "mlp" or "moe", for those that the library does not have: the option
+// "fqn" is a pattern that says where it stands, and of config attention reads the numbers of heads. [Plan.Append] puts
+// plans together.
+//
 // Heads that do not divide are an error. Nothing is sent.
 func (m *Mesh) ZooPlan(kind, config, options string) (*Plan, error) {
 	return ask(func(*rank) (*Plan, error) { return newPlan(c.PlanFromZoo(kind, config, m.handle, options)) }, m)

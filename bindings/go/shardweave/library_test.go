@@ -899,6 +899,15 @@ func TestPlansOfTheLibrary(t *testing.T) {
 				return fmt.Errorf("%v\n%s", err, table)
 			}
 		}
+		parts := mustOf(m.ZooPlan("attention", llamaConfig, `{"fqn": "model.layers.*.self_attn"}`)).
+			Append(mustOf(m.ZooPlan("mlp", "{}", `{"fqn": "model.layers.*.mlp"}`)))
+		table, _, err := parts.Resolve(model, m)
+		if err != nil || !strings.Contains(table, "'model.layers.*.mlp.down_proj.weight'") || !strings.Contains(table, "'model.layers.*.self_attn.o_proj.weight'") {
+			return fmt.Errorf("%v\n%s", err, table)
+		}
+		if _, err := parts.Append(nil).MarshalJSON(); !errors.Is(err, sw.InvalidArgument) {
+			return fmt.Errorf("a plan of nothing appended: %v", err)
+		}
 		styles, err := model.StylesPlan(m, `{"model.layers.*.mlp": "pairwise"}`, "tp")
 		if err != nil {
 			return err

@@ -444,6 +444,14 @@ func (p *Plan) AddModule(pattern string, along map[string]string) *Plan {
 	return p.append(func(handle c.Plan) error { return c.PlanAddModule(handle, pattern, On(along).pairs()) })
 }
 
+// Append appends all lines of another plan: of another part of the model, say. Otherwise as Add.
+func (p *Plan) Append(other *Plan) *Plan {
+	return p.append(func(handle c.Plan) error {
+		_, err := with(other.it(), func(more c.Plan) (struct{}, error) { return struct{}{}, c.PlanAppend(handle, more) })
+		return err
+	})
+}
+
 func (p *Plan) add(pattern string, placements Spec, named func(c.Plan, string, []string) error,
 	byPosition func(c.Plan, string, c.Layout) error) *Plan {
 	return p.append(func(handle c.Plan) error {

@@ -79,6 +79,16 @@ func (w *World) ModuleOf(model any) (*Module, error) {
 		}
 		m.modes, m.transient = all.modes, map[string]bool{}
 		var switched []*Tensor // that require grad as parameters only
+		undo := func(err error) error {
+			for _, t := range switched {
+				if off := c.TensorSetRequiresGrad(t.handle, false); off != nil {
+					err = off
+				}
+			}
+			r.disown(m.thing)
+			m.release()
+			return public(err)
+		}
 		for _, f := range all.found {
 			required, err := c.TensorRequiresGrad(f.tensor.handle)
 			add := c.ModuleAddParameter
@@ -89,14 +99,7 @@ func (w *World) ModuleOf(model any) (*Module, error) {
 				err = add(m.handle, f.fqn, f.tensor.handle)
 			}
 			if err != nil {
-				for _, t := range switched {
-					if off := c.TensorSetRequiresGrad(t.handle, false); off != nil {
-						err = off
-					}
-				}
-				r.disown(m.thing)
-				m.release()
-				return nil, f.because(public(err))
+				return nil, f.because(undo(err))
 			}
 			if f.kind == parameter && !required {
 				switched = append(switched, f.tensor)
@@ -112,9 +115,7 @@ func (w *World) ModuleOf(model any) (*Module, error) {
 				continue
 			}
 			if err := m.setSharding(f.fqn, f.ModuleSharding); err != nil {
-				r.disown(m.thing)
-				m.release()
-				return nil, foundTensor{path: f.path, fqn: f.fqn}.because(public(err))
+				return nil, foundTensor{path: f.path, fqn: f.fqn}.because(undo(err))
 			}
 		}
 		for _, f := range all.found {

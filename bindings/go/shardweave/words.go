@@ -152,6 +152,7 @@ var arguments = map[string]string{
 	"swv_module_buffer index":                               "the index of a buffer",
 	"swv_module_parameter index":                            "the index of a parameter",
 	"segment":                                               "argument 'f'",
+	"patch":                                                 "argument 'f'",
 	"links":                                                 "argument 'model'", "device": "argument 'model'",
 
 	"swv_module_set_sharding sharding_json": "the ModuleSharding",
@@ -406,6 +407,7 @@ var words = map[string]string{
 	"swv_state_create":                   "NewState",
 	"swv_safetensors_write":              "WriteSafetensors",
 	"swv_checkpointer_create":            "NewCheckpointer",
+	"swv_function_context_original":      "PatchCall.Forward",
 
 	// Types.
 	"swv_buffer":          "slice",

@@ -55,6 +55,21 @@ swv_status* swvgo_checkpoint(uintptr_t handle, const char* name, swv_grad_mode m
                         num_outputs);
 }
 
+static swv_status* run_patch(void* handle, const swv_function_call* call) {
+  return swvgo_run_patch((uintptr_t)handle, call->context, call->module, (char*)call->fqn,
+                         call->mode, (swv_tensor**)call->inputs, call->num_inputs, call->outputs,
+                         call->num_outputs);
+}
+
+swv_status* swvgo_module_patch(swv_module* module, const char* pattern, uintptr_t handle) {
+  swv_patch patch = SWV_PATCH_INIT;
+  patch.name = "f";
+  patch.user_data = (void*)handle;
+  patch.forward = run_patch;
+  patch.drop = drop;
+  return swv_module_patch(module, pattern, &patch);
+}
+
 static swv_status* run(void* handle, swv_tensor** out_result) {
   return swvgo_run((uintptr_t)handle, 0, out_result);
 }

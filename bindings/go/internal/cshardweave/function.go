@@ -51,6 +51,32 @@ func Checkpoint(s Segment, name string, mode int32, inputs []Tensor, outputs int
 	return out[:outputs], err
 }
 
+// Patch is a forward of the host's in place of the library's; the same holds for its tensors, and for Dropped. The
+// module is borrowed, too.
+type Patch interface {
+	RunPatch(ctx Context, module Module, fqn string, mode int32, inputs, outputs []Tensor) error
+	Dropped()
+}
+
+// ModulePatch lets p run from now on.
+func ModulePatch(m Module, pattern string, p Patch) error {
+	if err := checkText("pattern", pattern); err != nil {
+		p.Dropped()
+		return err
+	}
+	var a arena
+	defer a.free()
+	return result(C.swvgo_module_patch(m, a.text(pattern), C.uintptr_t(cgo.NewHandle(p))))
+}
+
+// ContextOriginal runs what a patch is in place of; an input may be nil.
+func ContextOriginal(ctx Context, mode int32, inputs []Tensor, outputs int) ([]Tensor, error) {
+	out := make([]Tensor, outputs+1)
+	err := result(C.swvgo_function_context_original(ctx, C.swv_grad_mode(mode), first(inputs), C.size_t(len(inputs)),
+		&out[0], C.size_t(outputs)))
+	return out[:outputs], err
+}
+
 func ContextSave(ctx Context, tensors []Tensor) error {
 	return result(C.swvgo_function_context_save(ctx, first(tensors), C.size_t(len(tensors))))
 }
@@ -134,6 +160,15 @@ func swvgo_run_segment(handle C.uintptr_t, mode C.swv_grad_mode, inputs **C.swv_
 	return callback(func() error {
 		return cgo.Handle(handle).Value().(Segment).Run(int32(mode), unsafe.Slice(inputs, int(numInputs)),
 			unsafe.Slice(outputs, int(numOutputs)))
+	})
+}
+
+//export swvgo_run_patch
+func swvgo_run_patch(handle C.uintptr_t, ctx *C.swv_function_context, module *C.swv_module, fqn *C.char,
+	mode C.swv_grad_mode, inputs **C.swv_tensor, numInputs C.size_t, outputs **C.swv_tensor, numOutputs C.size_t) *C.swv_status {
+	return callback(func() error {
+		return cgo.Handle(handle).Value().(Patch).RunPatch(ctx, module, C.GoString(fqn), int32(mode),
+			unsafe.Slice(inputs, int(numInputs)), unsafe.Slice(outputs, int(numOutputs)))
 	})
 }
 

@@ -755,6 +755,15 @@ static inline swv_status* swvgo_function_context_save(swv_function_context* cont
   return swv_function_context_save(context, (const swv_tensor* const*)tensors, count);
 }
 
+static inline swv_status* swvgo_function_context_original(swv_function_context* context,
+                                                          swv_grad_mode mode,
+                                                          swv_tensor* const* inputs,
+                                                          size_t num_inputs, swv_tensor** outputs,
+                                                          size_t num_outputs) {
+  return swv_function_context_original(context, mode, (const swv_tensor* const*)inputs, num_inputs,
+                                       outputs, num_outputs);
+}
+
 // Calls a function of the host (function.go). swvgo_forward and the others are Go's.
 swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mode mode,
                                  swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
@@ -775,5 +784,6 @@ swv_status* swvgo_plan_auto(const swv_mesh* mesh, uintptr_t handle, const char* 
 swv_status* swvgo_checkpoint(uintptr_t handle, const char* name, swv_grad_mode mode,
                              swv_tensor* const* inputs, size_t num_inputs, swv_tensor** outputs,
                              size_t num_outputs);
+swv_status* swvgo_module_patch(swv_module* module, const char* pattern, uintptr_t handle);
 
 #endif  // SHARDWEAVE_GO_SHIM_H_

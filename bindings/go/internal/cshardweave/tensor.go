@@ -486,6 +486,8 @@ func PlanAddModule(p Plan, pattern string, pairs []string) error {
 	return result(C.swvgo_plan_add_module(p, a.text(pattern), a.list(pairs), C.size_t(len(pairs)/2)))
 }
 
+func PlanAppend(p, other Plan) error { return result(C.swv_plan_append(p, other)) }
+
 func PlanAddLayout(p Plan, pattern string, l Layout) error {
 	if err := checkText("pattern", pattern); err != nil {
 		return err

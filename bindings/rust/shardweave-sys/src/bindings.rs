@@ -1578,6 +1578,10 @@ pub struct swv_function_call {
     pub num_inputs: usize,
     pub outputs: *mut *mut swv_tensor,
     pub num_outputs: usize,
+    #[doc = " in a swv_patch: whose forward it is; borrowed. NULL else"]
+    pub module: *mut swv_module,
+    #[doc = " in a swv_patch: its name in the module that was patched. NULL else"]
+    pub fqn: *const ::std::os::raw::c_char,
 }
 #[doc = " A function of the host with a derivative of its own."]
 #[repr(C)]
@@ -1705,7 +1709,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " A file that torch.jit.save or torch::jit::Module::save wrote. Its parts (swv_module_child) are\n modules of the file, too, also those without tensors: their mode and methods are the file's."]
+    #[doc = " A file that torch.jit.save or torch::jit::Module::save wrote. Its parts (swv_module_child) are\n modules of the file, too, also those without tensors: their mode and methods are the file's, and\n a parameter requires grad as it did when it was saved."]
     pub fn swv_module_load(
         path: *const ::std::os::raw::c_char,
         out_module: *mut *mut swv_module,
@@ -1849,6 +1853,44 @@ extern "C" {
         out_num_results: *mut usize,
     ) -> *mut swv_status;
 }
+#[doc = " A forward of the host's in place of one of the library's. Its inputs are the tensors that the\n module's forward takes, NULL for one that it is not given, and its outputs what that gives, each of\n which it writes."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_patch {
+    pub struct_size: usize,
+    #[doc = " for errors"]
+    pub name: *const ::std::os::raw::c_char,
+    pub user_data: *mut ::std::os::raw::c_void,
+    pub forward: ::std::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::std::os::raw::c_void,
+            call: *const swv_function_call,
+        ) -> *mut swv_status,
+    >,
+    #[doc = " may be NULL"]
+    pub drop: ::std::option::Option<unsafe extern "C" fn(user_data: *mut ::std::os::raw::c_void)>,
+}
+extern "C" {
+    #[must_use]
+    #[doc = " From now on patch->forward runs in place of the forward of every module of the library's in `module`\n that `pattern` names (of FQNs, as in plans; \"\" is the module itself), whoever calls it, between the\n inputs and outputs of a plan, which may come before or after. A module that is patched already gives\n its patched forward to the new patch. `patch` is copied; user_data is dropped with the modules, also\n if this fails, and must not keep a handle of them, which would keep it: call->module is one. The same\n on every rank; patch->forward runs on the thread that runs the model.\n SWV_CODE_NOT_FOUND: no module is called so, with names that are nearly the same;\n SWV_CODE_FAILED_PRECONDITION, with nothing changed: one of them is the host's, takes or gives something\n else than tensors, or is a layer of LibTorch's inside of another module, where it is called directly\n (Linear, Embedding, LayerNorm, ...): patch what calls it."]
+    pub fn swv_module_patch(
+        module: *mut swv_module,
+        pattern: *const ::std::os::raw::c_char,
+        patch: *const swv_patch,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " In a patch's forward: runs what would have run without the patch, as often as wanted. Inputs and\n outputs as many as the call's; an input may be NULL. COLLECTIVE as that is."]
+    pub fn swv_function_context_original(
+        context: *const swv_function_context,
+        mode: swv_grad_mode,
+        inputs: *const *const swv_tensor,
+        num_inputs: usize,
+        out_outputs: *mut *mut swv_tensor,
+        num_outputs: usize,
+    ) -> *mut swv_status;
+}
 extern "C" {
     #[must_use]
     #[doc = " ---- Plans ------------------------------------------------------------------------------------\n A plan says where everything lies, by lines of a pattern and placements. Its first part speaks of\n parameters and buffers by their FQNs. Of the lines that match a name the most specific counts: an\n exact name, then patterns in which * stands for any characters, ? for one and {a,b} for either,\n by how many characters they have besides, then \"re:\" and a regular expression (ECMAScript's).\n Lines of equal standing have to agree. Dots are characters, too: \"blocks.*.input\" also speaks of\n \"blocks.0.up\"; the blocks alone are \"blocks.?.input\", or \"re:blocks\\.[0-9]+.input\".\n\n Its second part says where inputs and outputs of modules go whenever they run. The pattern is a\n module's, then \".input\" or \".output\", then nothing (the first), an index (\".input.1\") or the name\n that an operator's schema has for an argument. Along mesh dimensions that are not named a tensor\n stays as it is. A module is met in the operators that its parameter \"weight\" (or its only one)\n takes part in, whoever calls them; one without, where the host runs it between swv_forward_begin\n and swv_forward_end.\n\n Its third part names modules that say themselves how they shard (swv_module_set_sharding), and the\n mesh dimensions along which, each with a style that the module has, or none.\n\n As JSON, where [\"R\", \"S(0)\"] and \"[R, S(0)]\" are placements by position, too:\n   {\"parameter\": {\"*.{q,k,v,up}.weight\": {\"tp\": \"S(0)\"}, \"*.{o,down}.weight\": {\"tp\": \"S(1)\"}},\n    \"forward\": {\"*.norm.input\": {\"tp\": \"S(1)\"}, \"*.o.output\": {\"tp\": \"R\"}},\n    \"module\": {\"*.mlp\": \"tp\", \"*.moe\": {\"tp\": \"experts\"}}}"]
@@ -1874,7 +1916,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The library's plan for its models, tensor parallelism as in Megatron-LM, also for a model that is\n written otherwise with the same names. kind and config_json as swv_module_create_by_kind takes\n them; kind NULL: the configuration's \"model_type\". options_json NULL: {}; else\n   \"mesh_dim\": \"tp\"             along which; other dimensions replicate\n   \"sequence_parallel\": false   activations between attention and MLP lie along the sequence\n   \"shard_vocabulary\": true     embedding, head and logits are cut by the vocabulary; not of vit\n   \"expert_parallel\": false     whole experts on every rank, in place of parts; of mixtral\n SWV_CODE_INVALID_ARGUMENT for an option that the model does not have (it lists those that it has),\n and for heads that do not divide; SWV_CODE_NOT_FOUND for a mesh without the dimension. No\n communication."]
+    #[doc = " The library's plan for its models, tensor parallelism as in Megatron-LM, also for a model that is\n written otherwise with the same names. kind and config_json as swv_module_create_by_kind takes\n them; kind NULL: the configuration's \"model_type\". options_json NULL: {}; else\n   \"mesh_dim\": \"tp\"             along which; other dimensions replicate\n   \"sequence_parallel\": false   activations between attention and MLP lie along the sequence\n   \"shard_vocabulary\": true     embedding, head and logits are cut by the vocabulary; not of vit\n   \"expert_parallel\": false     whole experts on every rank, in place of parts; of mixtral\n kind may also be a part of models, for those that the library does not have: \"attention\" (q_proj,\n k_proj, v_proj, o_proj; of the configuration it reads \"num_attention_heads\" and\n \"num_key_value_heads\"), \"mlp\" (gate_proj, up_proj, down_proj; config_json \"{}\" will do) or \"moe\",\n which say where they stand:\n   \"fqn\": \"model.layers.*.mlp\"  a pattern of modules; \"\" is the model\n SWV_CODE_INVALID_ARGUMENT for an option that the model does not have (it lists those that it has),\n and for heads that do not divide; SWV_CODE_NOT_FOUND for a mesh without the dimension. No\n communication."]
     pub fn swv_plan_from_zoo(
         kind: *const ::std::os::raw::c_char,
         config_json: *const ::std::os::raw::c_char,
@@ -2000,6 +2042,11 @@ extern "C" {
         styles: *const *const ::std::os::raw::c_char,
         num_mesh_dims: usize,
     ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Appends all lines of `other`, a plan of another part of the model, say; it may be the plan itself."]
+    pub fn swv_plan_append(plan: *mut swv_plan, other: *const swv_plan) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]

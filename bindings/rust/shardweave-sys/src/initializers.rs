@@ -132,6 +132,14 @@ pub const SWV_SEGMENT_INIT: swv_segment = swv_segment {
     drop: None,
 };
 
+pub const SWV_PATCH_INIT: swv_patch = swv_patch {
+    struct_size: 40,
+    name: ptr::null(),
+    user_data: ptr::null_mut(),
+    forward: None,
+    drop: None,
+};
+
 pub const SWV_PLAN_AUTO_OPTIONS_INIT: swv_plan_auto_options = swv_plan_auto_options {
     struct_size: 52,
     tp_mesh_dim: ptr::null(),

@@ -295,12 +295,14 @@ layouts! {
     swv_value__bindgen_ty_1__bindgen_ty_6 { data, size }
     swv_backward_options { struct_size, retain_graph, create_graph, allow_unused }
     swv_function_call {
-        struct_size, context, mode, reserved, inputs, num_inputs, outputs, num_outputs
+        struct_size, context, mode, reserved, inputs, num_inputs, outputs, num_outputs,
+        module, fqn
     }
     swv_function { struct_size, name, user_data, forward, backward, drop }
     swv_link_cost { latency, bandwidth }
     swv_device_cost { struct_size, flops, bandwidth }
     swv_segment { struct_size, name, user_data, forward, drop }
+    swv_patch { struct_size, name, user_data, forward, drop }
     swv_random_state { struct_size, seed, offset }
     swv_sgd_options { struct_size, lr, momentum, dampening, weight_decay, nesterov }
     swv_adam_options { struct_size, lr, beta1, beta2, eps, weight_decay, amsgrad }
@@ -548,6 +550,7 @@ fn initializers_are_those_of_c() {
         SWV_FUNCTION_INIT: swv_function,
         SWV_DEVICE_COST_INIT: swv_device_cost,
         SWV_SEGMENT_INIT: swv_segment,
+        SWV_PATCH_INIT: swv_patch,
         SWV_SGD_OPTIONS_INIT: swv_sgd_options,
         SWV_ADAM_OPTIONS_INIT: swv_adam_options,
         SWV_ADAMW_OPTIONS_INIT: swv_adamw_options,

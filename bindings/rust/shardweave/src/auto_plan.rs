@@ -11,7 +11,7 @@ use crate::debug::{report, Report};
 use crate::error::{Of, Result};
 use crate::ffi::{c_text, status_of};
 use crate::mesh::Mesh;
-use crate::module::{handle_of, Module};
+use crate::module::{trained_handle_of, Module};
 use crate::plan::{ParameterPlan, PlanHandle};
 use crate::tensor::Tensor;
 
@@ -135,7 +135,7 @@ pub fn auto_plan<M: Module>(
     let made = RefCell::new(None);
     let mut make = || {
         let model = make()?;
-        let (module, forwards) = handle_of(&model)?;
+        let (module, forwards) = trained_handle_of(&model)?;
         for (forward, handle) in forwards {
             forward.set(handle);
         }

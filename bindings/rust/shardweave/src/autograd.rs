@@ -41,7 +41,7 @@ impl GradMode {
         MODE.with(Cell::get)
     }
 
-    fn from_number(number: i32) -> Result<GradMode> {
+    pub(crate) fn from_number(number: i32) -> Result<GradMode> {
         match number {
             sys::SWV_MODE_GRAD => Ok(GradMode::Grad),
             sys::SWV_MODE_NO_GRAD => Ok(GradMode::NoGrad),
@@ -331,9 +331,35 @@ pub fn apply<F: Function>(
 }
 
 /// A closure in a graph, and the thread that it belongs to.
-struct Segment<F> {
+pub(crate) struct Segment<F> {
     function: F,
     home: ThreadId,
+}
+
+impl<F> Segment<F> {
+    /// For the library to keep, until it calls [`drop_segment`].
+    pub(crate) fn leaked(function: F) -> *mut c_void {
+        Box::into_raw(Box::new(Segment { function, home: thread::current().id() })).cast()
+    }
+
+    /// # Safety
+    /// `segment` came from `leaked`, and was not dropped.
+    pub(crate) unsafe fn on_its_thread<'a>(segment: *mut c_void, what: &str) -> Result<&'a F> {
+        let segment = segment.cast::<Segment<F>>();
+        // SAFETY: `home` may be read on any thread.
+        let home = unsafe { (*segment).home };
+        if thread::current().id() != home {
+            return Err(Error::new(
+                Code::FailedPrecondition,
+                format!(
+                    "a {what}'s closure runs on its own thread only; LibTorch has left that inside \
+                     of 60 backwards of each other"
+                ),
+            ));
+        }
+        // SAFETY: the same, on the closure's thread.
+        Ok(unsafe { &(*segment).function })
+    }
 }
 
 /// Activation checkpointing: what the closure computes in between is not kept; the backward calls it
@@ -367,8 +393,7 @@ where
     let name: CString = c_text(std::any::type_name::<F>(), "name")?;
     let mut raw = sys::SWV_SEGMENT_INIT;
     raw.name = name.as_ptr();
-    raw.user_data =
-        Box::into_raw(Box::new(Segment { function, home: thread::current().id() })).cast();
+    raw.user_data = Segment::leaked(function);
     raw.forward = Some(run_segment::<F, N>);
     raw.drop = Some(drop_segment::<F>);
     let inputs: Vec<_> = inputs.iter().map(|tensor| tensor.as_const_ptr()).collect();
@@ -394,18 +419,8 @@ where
     F: Fn(&[Tensor]) -> Result<[Tensor; N]> + 'static,
 {
     status_of(|| {
-        let segment = segment.cast::<Segment<F>>();
-        // SAFETY: what checkpoint() gave the library; `home` may be read on any thread.
-        let home = unsafe { (*segment).home };
-        if thread::current().id() != home {
-            return Err(Error::new(
-                Code::FailedPrecondition,
-                "a checkpoint's closure runs on its own thread only; LibTorch has left that \
-                 inside of 60 backwards of each other",
-            ));
-        }
-        // SAFETY: the same, on the closure's thread.
-        let function = unsafe { &(*segment).function };
+        // SAFETY: what checkpoint() gave the library.
+        let function = unsafe { Segment::<F>::on_its_thread(segment, "checkpoint")? };
         // SAFETY: what the header says of the call.
         let (call, inputs) = unsafe { (&*call, inputs_of(&*call)) };
         let results = with_grad_mode(GradMode::from_number(call.mode)?, || function(inputs))?;
@@ -418,7 +433,7 @@ where
     })
 }
 
-unsafe extern "C" fn drop_segment<F>(segment: *mut c_void) {
+pub(crate) unsafe extern "C" fn drop_segment<F>(segment: *mut c_void) {
     // A panic has nowhere to go from here.
     let _ = without_panics(|| {
         let segment = segment.cast::<Segment<F>>();
@@ -434,7 +449,7 @@ unsafe extern "C" fn drop_segment<F>(segment: *mut c_void) {
 
 /// # Safety
 /// A call as the library passes it to callbacks.
-unsafe fn inputs_of<T>(call: &sys::swv_function_call) -> &[T] {
+pub(crate) unsafe fn inputs_of<T>(call: &sys::swv_function_call) -> &[T] {
     if call.num_inputs == 0 {
         return &[];
     }

@@ -13,7 +13,7 @@ use crate::error::{Code, Error, Of, Result};
 use crate::ffi::{c_text, status_of, without_panics};
 use crate::grad_sync::{GradSync, GradSyncOptions};
 use crate::mesh::Mesh;
-use crate::module::{handle_of, Module};
+use crate::module::{handle_of, trained_handle_of, Module};
 use crate::tensor::{Source, Tensor};
 
 /// Gradients on their way, for a [`GradientHook`]: this rank's summands, one after the other.
@@ -246,7 +246,7 @@ pub(crate) fn parallel<M: Module + ?Sized>(
     options: &DataParallelOptions,
 ) -> Result<GradSync> {
     const NAME: &str = "Module::distributed_data_parallel";
-    let (module, _forwards) = handle_of(module).of(NAME)?;
+    let (module, _forwards) = trained_handle_of(module).of(NAME)?;
     let mesh_dim = dim_text(options.mesh_dim.as_deref(), NAME)?;
     let power_sgd = options.sync.power_sgd;
     let sync = options.sync.raw(power_sgd.as_ref());
@@ -267,7 +267,7 @@ pub(crate) fn transform<M: Module + ?Sized>(
     source: Source,
 ) -> Result<()> {
     const NAME: &str = "Module::pre_dp_transform";
-    let (module, _forwards) = handle_of(module).of(NAME)?;
+    let (module, _forwards) = trained_handle_of(module).of(NAME)?;
     let mesh_dim = dim_text(mesh_dim, NAME)?;
     call!(swv_module_pre_dp_transform(
         module.as_ptr(),
@@ -294,7 +294,7 @@ pub(crate) fn enable_2d<M: Module + ?Sized>(
     mesh_dim: Option<&str>,
 ) -> Result<()> {
     const NAME: &str = "Module::enable_2d_with_fsdp";
-    let (module, _forwards) = handle_of(module).of(NAME)?;
+    let (module, _forwards) = trained_handle_of(module).of(NAME)?;
     let mesh_dim = dim_text(mesh_dim, NAME)?;
     call!(swv_module_enable_2d_with_fsdp(module.as_ptr(), mesh.as_ptr(), pointer(&mesh_dim)))
 }

@@ -11,7 +11,7 @@ use crate::dtype::{number_of, DType};
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
 use crate::mesh::{Mesh, Scope};
-use crate::module::{handle_of, Module};
+use crate::module::{handle_of, trained_handle_of, Module};
 use crate::source::called_here;
 use crate::tensor::{Source, Tensor};
 
@@ -157,7 +157,7 @@ pub(crate) fn shard<M: Module + ?Sized>(
     options: &FullyShardOptions,
 ) -> Result<Report> {
     // Those of plans stay as they are.
-    let (module, _forwards) = handle_of(module).of(NAME)?;
+    let (module, _forwards) = trained_handle_of(module).of(NAME)?;
     let mesh_dim = options.mesh_dim.as_deref().map(|name| c_text(name, "mesh_dim"));
     let mesh_dim = mesh_dim.transpose().of(NAME)?;
     let units = texts(&options.units, "unit")?;

@@ -12,7 +12,7 @@ use crate::dtype::{number_of, DType};
 use crate::error::{Of, Result};
 use crate::ffi::{c_text, take_string};
 use crate::mesh::Scope;
-use crate::module::{handle_of, Module};
+use crate::module::{trained_handle_of, Module};
 use crate::tensor::Tensor;
 
 handle! {
@@ -182,7 +182,7 @@ impl GradSync {
     ) -> Result<GradSync> {
         let mut raw = options.raw(options.power_sgd.as_ref());
         raw.hook = hook;
-        let (module, _forwards) = handle_of(module)?;
+        let (module, _forwards) = trained_handle_of(module)?;
         let sync = create!(swv_grad_sync_create(module.as_ptr(), &raw))?;
         Ok(GradSync::of_handle(sync))
     }

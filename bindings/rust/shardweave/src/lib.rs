@@ -106,6 +106,7 @@ mod op;
 #[rustfmt::skip]
 mod operators;
 mod optimizer;
+mod patch;
 mod plan;
 mod pretrained;
 mod process;
@@ -154,6 +155,7 @@ pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{
     Adafactor, Adam, AdamW, Lion, Muon, Optimizer, OptimizerGroups, Sgd, ZeroOptions,
 };
+pub use patch::PatchCall;
 pub use plan::{ParameterPlan, PlanPlacements, ResolvedPlan, Sharding};
 pub use pretrained::{read_pretrained_config, LoadPretrained, LoadedPretrained, SavePretrained};
 pub use process::{

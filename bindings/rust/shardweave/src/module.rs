@@ -51,6 +51,9 @@ pub struct Members {
     shardings: Vec<(String, Sharding)>,
     /// Modules of the library's, with the names of what they are.
     natives: Vec<(String, Rc<ModuleHandle>)>,
+    /// Of files, which have a mode of their own, and what is frozen in them.
+    scripts: Vec<Rc<ModuleHandle>>,
+    frozen: Vec<String>,
     /// While [`Module::initialize`] goes through.
     reset: Option<Result<()>>,
 }
@@ -406,7 +409,7 @@ pub trait Module {
     #[track_caller]
     fn distribute(&self, mesh: &Mesh, plan: &ParameterPlan, source: Source) -> Result<()> {
         let _here = called_here();
-        let (module, forwards) = handle_of(self).of("Module::distribute")?;
+        let (module, forwards) = trained_handle_of(self).of("Module::distribute")?;
         let plan = plan.to_handle().of("Module::distribute")?;
         let options = source.to_raw();
         call!(swv_module_distribute(module.as_ptr(), mesh.as_ptr(), plan.as_ptr(), &options))?;
@@ -633,8 +636,8 @@ fn set_training(members: &Members, training: bool) {
     for switch in &members.training {
         switch.0.set(training);
     }
-    for (_, native) in &members.natives {
-        let switched = call!(swv_module_train(native.as_ptr(), training.into()));
+    for module in members.natives.iter().map(|(_, native)| native).chain(&members.scripts) {
+        let switched = call!(swv_module_train(module.as_ptr(), training.into()));
         switched.expect("a module that is there can be switched");
     }
 }
@@ -665,11 +668,26 @@ pub(crate) fn non_persistent_of<M: Module + ?Sized>(module: &M) -> Vec<String> {
     members_of(module).non_persistent
 }
 
-/// The module as C has it, and handles of the forwards in it.
+/// The module as C has it, and handles of the forwards in it. What is frozen stays so.
 pub(crate) fn handle_of<M: Module + ?Sized>(
     module: &M,
 ) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
-    handle_of_members(members_of(module))
+    handle_of_members(members_of(module), Frozen::Stay)
+}
+
+/// The same for what begins to train it: parameters that are plain tensors require grad from then on.
+pub(crate) fn trained_handle_of<M: Module + ?Sized>(
+    module: &M,
+) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
+    handle_of_members(members_of(module), Frozen::StayIfSharded)
+}
+
+/// Parameters that do not require grad.
+#[derive(Clone, Copy, PartialEq)]
+enum Frozen {
+    Stay,
+    /// Since the module was distributed.
+    StayIfSharded,
 }
 
 /// The names that a checkpoint has of it: without buffers that are not persistent. Of a struct all
@@ -685,10 +703,13 @@ pub(crate) fn persistent_handle_of<M: Module + ?Sized>(module: &M) -> Result<Mod
     }
     members.forwards.clear();
     members.shardings.clear();
-    handle_of_members(members).map(|(module, _)| module)
+    handle_of_members(members, Frozen::Stay).map(|(module, _)| module)
 }
 
-fn handle_of_members(members: Members) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
+fn handle_of_members(
+    members: Members,
+    frozen: Frozen,
+) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
     if let [(fqn, native)] = members.natives.as_slice() {
         if fqn.is_empty() {
             // The whole is one of the library's.
@@ -718,9 +739,11 @@ fn handle_of_members(members: Members) -> Result<(ModuleHandle, Vec<(Forward, Fo
         )
     };
     for (fqn, tensor) in members.parameters.iter().filter(|(fqn, _)| !is_native(fqn)) {
+        // It requires grad from then on.
+        let stays =
+            frozen == Frozen::Stay || members.frozen.contains(fqn) || tensor.is_sharded()?;
         let fqn = c_text(fqn, "parameter")?;
-        // It requires grad from then on; what was frozen since it was distributed stays so.
-        let is_frozen = tensor.is_sharded()? && !tensor.requires_grad()?;
+        let is_frozen = stays && !tensor.requires_grad()?;
         call!(swv_module_add_parameter(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
         if is_frozen {
             tensor.set_requires_grad(false)?;
@@ -777,7 +800,7 @@ impl<M: Module> Module for Vec<M> {
 ///
 /// Belongs to its rank: neither `Send` nor `Sync`, as its tensors.
 pub struct ScriptModule {
-    handle: ModuleHandle,
+    handle: Rc<ModuleHandle>,
     members: Members,
 }
 
@@ -797,7 +820,8 @@ impl ScriptModule {
         let text = c_text(text, "path").of("ScriptModule::load")?;
         let handle = ModuleHandle(create!(swv_module_load(text.as_ptr()))?);
         let (parameters, buffers) = members_of_handle(&handle)?;
-        Ok(ScriptModule { handle, members: Members { parameters, buffers, ..Members::default() } })
+        let members = Members { parameters, buffers, ..Members::default() };
+        Ok(ScriptModule { handle: Rc::new(handle), members })
     }
 
     /// Calls a method, "forward".
@@ -857,10 +881,14 @@ impl Module for ScriptModule {
     fn members(&self, members: &mut Members) {
         for (name, tensor) in &self.members.parameters {
             members.parameter(name, tensor);
+            if tensor.requires_grad() == Ok(false) {
+                members.frozen.push(members.fqn(name));
+            }
         }
         for (name, tensor) in &self.members.buffers {
             members.buffer(name, tensor);
         }
+        members.scripts.push(self.handle.clone());
     }
 }
 

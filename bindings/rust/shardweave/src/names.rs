@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 121] = [
+const NAMES: [(&str, &str); 123] = [
     ("build_info", "build_info"),
     ("checkpoint", "checkpoint"),
     ("checkpointer_create", "CheckpointerOptions::open"),
@@ -18,6 +18,7 @@ const NAMES: [(&str, &str); 121] = [
     ("full_params_end", "Module::full_params"),
     ("full_params_get", "FullParams::get"),
     ("function_apply", "apply"),
+    ("function_context_original", "PatchCall::forward"),
     ("grad_scaler_create", "GradScaler::new"),
     ("grad_sync", "GradSync"),
     ("grad_sync_counts", "GradSync::counts"),
@@ -74,6 +75,7 @@ const NAMES: [(&str, &str); 121] = [
     ("module_num_parameters", "ScriptModule::load"),
     ("module_set_sharding", "Module::sharding"),
     ("module_parameter", "ScriptModule::load"),
+    ("module_patch", "NativeModule::patch"),
     ("module_train", "ScriptModule::train"),
     ("module_verify", "debug::verify"),
     ("optimizer_apply_schedule", "Schedule::apply_to"),

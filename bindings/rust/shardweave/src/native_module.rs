@@ -61,7 +61,11 @@ impl NativeModule {
         create!(swv_module_create_by_kind(kind.as_ptr(), options.as_ptr())).map(NativeModule::own)
     }
 
-    fn own(handle: NonNull<sys::swv_module>) -> NativeModule {
+    pub(crate) fn as_ptr(&self) -> *mut sys::swv_module {
+        self.0.as_ptr()
+    }
+
+    pub(crate) fn own(handle: NonNull<sys::swv_module>) -> NativeModule {
         NativeModule(Rc::new(ModuleHandle::from_handle(handle)))
     }
 

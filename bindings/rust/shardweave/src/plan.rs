@@ -213,6 +213,25 @@ impl ParameterPlan {
         self
     }
 
+    /// With all lines of another one behind its own: plans of parts of a model.
+    ///
+    /// ```
+    /// use shardweave::{ParameterPlan, World};
+    /// let mesh = World::counting(0, 2)?.device_mesh(&[("tp", 2)])?;
+    /// let config = r#"{"num_attention_heads": 8, "num_key_value_heads": 2}"#;
+    /// let part = |kind: &str, options: &str| ParameterPlan::from_zoo(kind, config, &mesh, options);
+    /// let plan = part("attention", r#"{"fqn": "layers.*.attn"}"#)?
+    ///     .append(part("mlp", r#"{"fqn": "layers.*.mlp"}"#)?);
+    /// assert!(plan.lines().any(|(pattern, _)| pattern == "layers.*.mlp.down_proj.weight"));
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn append(mut self, other: ParameterPlan) -> ParameterPlan {
+        self.lines.extend(other.lines);
+        self.forward.extend(other.forward);
+        self.modules.extend(other.modules);
+        self
+    }
+
     /// With modules that say themselves how they shard ([`Module::sharding`]), and the mesh
     /// dimensions along which, each with one of the module's styles, or "".
     ///
@@ -318,6 +337,10 @@ impl ParameterPlan {
     /// [`NativeModule`](crate::NativeModule) or one in Rust. `options` is a JSON object, or `""`:
     /// `mesh_dim` ("tp"), `sequence_parallel`, `shard_vocabulary`, and of mixtral
     /// `expert_parallel`; one that the model does not have is an error that lists them.
+    ///
+    /// `kind` may also be a part of models, "attention", "mlp" or "moe", for those that the library
+    /// does not have: the option `fqn` says where it stands, and of `config` attention reads the
+    /// numbers of heads. [`append`](ParameterPlan::append) puts plans together.
     ///
     /// ```
     /// use shardweave::{ParameterPlan, World};

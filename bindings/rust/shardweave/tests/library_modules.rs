@@ -6,8 +6,8 @@ use shardweave::nn::{self, Layer};
 use shardweave::{
     apply, args, auto_plan, deferred_init, materialize, no_grad, AutoPlanOptions, Code, CostModel,
     DeviceCost, Error, Forward, Function, FunctionContext, GradSync, GradSyncOptions, LinkCost,
-    MaterializeOptions, Members, Mesh, Module, NativeModule, ParameterPlan, Placement::*, ReduceOp,
-    Result, Source, Tensor, World,
+    MaterializeOptions, Members, Mesh, Module, NativeModule, ParameterPlan, PatchCall,
+    Placement::*, ReduceOp, Result, Source, Tensor, World,
 };
 
 const MESHES: [&[(&str, i64)]; 3] = [&[("tp", 1)], &[("tp", 2)], &[("dp", 2), ("tp", 2)]];
@@ -62,6 +62,104 @@ fn assert_close(got: &[(String, Vec<f32>)], wanted: &[(String, Vec<f32>)], place
             assert!((a - b).abs() <= 1e-5 * largest, "{place}: {name}: {got:?}, wanted {wanted:?}");
         }
     }
+}
+
+/// Patched modules compute on every mesh what they do on one rank, before a plan or behind it.
+#[test]
+fn patches_run_under_plans() {
+    const CONFIG: &str = r#"{"vocab_size": 13, "hidden_size": 8, "intermediate_size": 6,
+        "num_hidden_layers": 2, "num_attention_heads": 2}"#;
+    let patch = |llama: &NativeModule| -> Result<()> {
+        llama.patch("model.layers.*.mlp", |call: &PatchCall| {
+            assert!(call.fqn().ends_with(".mlp"));
+            let weight = &call.module()?.parameters()[0].1;
+            assert_eq!(weight.sizes()?, [6, 8]);
+            let [once] = call.forward(&[call.input(0)?])?;
+            let [twice] = call.forward(&[&once])?;
+            Ok([(once + twice)?])
+        })?;
+        llama.patch("model.layers.1.mlp", |call: &PatchCall| {
+            assert_eq!((call.fqn(), call.inputs().len()), ("model.layers.1.mlp", 1));
+            assert!(call.input(1).unwrap_err().message().contains("no such input"));
+            let [y] = call.forward(&[call.input(0)?])?;
+            Ok([(y * 0.5)?])
+        })
+    };
+    let model = |mesh: Option<&Mesh>, behind: bool| -> Result<NativeModule> {
+        let llama = NativeModule::new("llama", CONFIG)?;
+        fill(&llama)?;
+        if !behind {
+            patch(&llama)?;
+        }
+        if let Some(mesh) = mesh {
+            let plan = ParameterPlan::new()
+                .line("*.{gate,up}_proj.weight", &[("tp", Shard(0))])
+                .line("*.down_proj.weight", &[("tp", Shard(1))])
+                .forward("model.layers.?.mlp.output", &[("tp", Replicate)]);
+            llama.distribute(mesh, &plan, Source::Same)?;
+        }
+        if behind {
+            patch(&llama)?;
+        }
+        Ok(llama)
+    };
+    let ids: Vec<i64> = (0..12).map(|i| i * 5 % 13).collect();
+    let run = |llama: &NativeModule, mesh: Option<&Mesh>| {
+        seen(llama, &|llama: &NativeModule| {
+            let x = Tensor::from_slice(&ids, &[4, 3])?;
+            let x = match mesh {
+                Some(mesh) => x.distribute_from(Source::Same, mesh, [("tp", Replicate)])?,
+                None => x,
+            };
+            llama.call(args![&x])
+        })
+    };
+    let wanted = run(&model(None, false).unwrap(), None).unwrap();
+    let plain = NativeModule::new("llama", CONFIG).unwrap();
+    fill(&plain).unwrap();
+    assert_ne!(run(&plain, None).unwrap()[0].1, wanted[0].1);
+    for dims in MESHES {
+        for behind in [false, true] {
+            World::threads(ranks(dims))
+                .run(|world| {
+                    let mesh = world.device_mesh(dims)?;
+                    let got = run(&model(Some(&mesh), behind)?, Some(&mesh))?;
+                    assert_close(&got, &wanted, &format!("{dims:?}"));
+                    Ok(())
+                })
+                .unwrap();
+        }
+    }
+    let gelu = NativeModule::new("GELU", "").unwrap();
+    gelu.patch("", |call: &PatchCall| {
+        let x = call.input(0)?;
+        Ok([x.detach()?, x.detach()?])
+    })
+    .unwrap();
+    let error = gelu.call::<Tensor>(args![&Tensor::ones(&[2]).unwrap()]).unwrap_err();
+    assert!(error.message().contains("the patch gives 2 tensors; wanted 1"), "{error}");
+    let none = |call: &PatchCall| call.forward::<1>(&[]);
+    let error = plain.patch("model.embed_tokens", none).unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    let panics = |_: &PatchCall| -> Result<[Tensor; 1]> { panic!("not today") };
+    plain.patch("lm_head", panics).unwrap();
+    let x = Tensor::from_slice(&ids, &[4, 3]).unwrap();
+    let error = plain.call::<Tensor>(args![&x]).unwrap_err();
+    assert!(error.message().contains("not today"), "{error}");
+}
+
+/// What only looks at a module leaves what is frozen frozen.
+#[test]
+fn looking_at_a_module_unfreezes_nothing() {
+    let world = World::counting(0, 2).unwrap();
+    let mesh = world.device_mesh(&[("tp", 2)]).unwrap();
+    let model = nn::Linear::new(3, 4).unwrap();
+    model.weight.set_requires_grad(false).unwrap();
+    debug::dump(&model).unwrap();
+    debug::memory(&model).unwrap();
+    ParameterPlan::new().resolve(&model, &mesh).unwrap();
+    materialize(&model, &MaterializeOptions::default()).unwrap();
+    assert_eq!(model.weight.requires_grad(), Ok(false));
 }
 
 struct Case {

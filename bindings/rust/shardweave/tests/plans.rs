@@ -443,4 +443,14 @@ fn a_file_takes_names_and_has_a_mode() {
         module.train(on).unwrap();
         assert_eq!(module.is_training(), Ok(on));
     }
+    Module::eval(&module);
+    assert_eq!(module.is_training(), Ok(false));
+    #[derive(Module)]
+    struct Holds {
+        #[module]
+        file: ScriptModule,
+    }
+    let holds = Holds { file: module };
+    Module::train(&holds);
+    assert_eq!(holds.file.is_training(), Ok(true));
 }

@@ -1,0 +1,112 @@
+// Patches of forwards by the names of their modules.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/fqn_pattern.h"
+#include "shardweave/modules/apply_plugins.h"
+#include "shardweave/modules/hooked.h"
+#include "shardweave/modules/plugin.h"
+#include "torch/nn/module.h"
+
+namespace shardweave {
+namespace modules_internal {
+namespace {
+
+[[noreturn]] void refuse_patch(absl::StatusCode code, const std::string& why) {
+  throw Error("patch_forwards", absl::Status(code, why));
+}
+
+// A module that a pattern names; null: its forward cannot be patched.
+ForwardHook* patchable(torch::nn::Module& module) {
+  auto* const hook = dynamic_cast<ForwardHook*>(&module);
+  return hook != nullptr && hook->patch_tensors(nullptr) ? hook : nullptr;
+}
+
+struct NamedHook {
+  ForwardHook* hook;
+  std::string fqn;
+};
+
+std::vector<NamedHook> named_by(torch::nn::Module& module, const FqnPattern& pattern,
+                                std::string_view text) {
+  std::vector<NamedHook> found;
+  std::vector<std::string> names;
+  const auto visit = [&](const std::string& fqn, torch::nn::Module& m) {
+    names.push_back(fqn);
+    if (!pattern.matches(fqn)) return;
+    const bool again = std::any_of(found.begin(), found.end(), [&](const NamedHook& other) {
+      return other.hook == dynamic_cast<ForwardHook*>(&m);
+    });
+    if (again) return;  // by its first name
+    found.push_back({patchable(m), fqn});
+    if (found.back().hook != nullptr) return;
+    const auto* const hook = dynamic_cast<const ForwardHook*>(&m);
+    const std::string what = fqn.empty() ? str_cat("the model itself (", m.name(), ")")
+                                         : str_cat("'", fqn, "' (", m.name(), ")");
+    refuse_patch(absl::StatusCode::kFailedPrecondition,
+                 hook == nullptr
+                     ? str_cat("the forward of ", what,
+                               " is called where nobody can be in between; make it as Hooked<Impl> "
+                               "(hooked.h), or patch the module that calls it")
+                     : str_cat("the forward of ", what,
+                               " takes or gives something else than tensors, or is the host's own "
+                               "code"));
+  };
+  visit("", module);
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    visit(item.key(), *item.value());
+  }
+  if (found.empty()) {
+    refuse_patch(absl::StatusCode::kNotFound,
+                 str_cat("no module is called '", text, "'", near_misses(pattern, names)));
+  }
+  return found;
+}
+
+}  // namespace
+
+void check_inputs_of_patch(const std::vector<at::Tensor>& given, size_t wanted) {
+  if (given.size() == wanted) return;
+  refuse_patch(absl::StatusCode::kInvalidArgument,
+               str_cat("the forward that is patched was called with ", given.size(),
+                       " inputs; wanted ", wanted));
+}
+
+void check_results_of_patch(const std::vector<at::Tensor>& given, size_t wanted) {
+  bool defined = true;
+  for (const at::Tensor& tensor : given) defined &= tensor.defined();
+  if (given.size() == wanted && defined) return;
+  refuse_patch(
+      absl::StatusCode::kInvalidArgument,
+      defined ? str_cat("the patch of a forward gave ", given.size(), " results; wanted ", wanted)
+              : std::string("the patch of a forward gave an undefined result"));
+}
+
+}  // namespace modules_internal
+
+void patch_forwards(torch::nn::Module& module, std::string_view pattern, PatchedRun run) {
+  using namespace modules_internal;
+  if (run == nullptr) {
+    refuse_patch(absl::StatusCode::kInvalidArgument, "the patch is empty; wanted a function");
+  }
+  absl::StatusOr<FqnPattern> parsed = FqnPattern::parse(pattern);
+  if (!parsed.ok()) {
+    refuse_patch(absl::StatusCode::kInvalidArgument,
+                 str_cat("pattern '", pattern, "' ", std::string(parsed.status().message())));
+  }
+  const auto shared = std::make_shared<const PatchedRun>(std::move(run));
+  for (const NamedHook& named : named_by(module, *parsed, pattern)) {
+    named.hook->patch_tensors(
+        [shared, fqn = named.fqn](torch::nn::Module& m, const TensorForward& forward,
+                                  const std::vector<at::Tensor>& inputs, size_t num_results) {
+          return (*shared)({m, fqn, inputs, num_results, forward});
+        });
+  }
+}
+
+}  // namespace shardweave
