@@ -166,6 +166,7 @@ var arguments = map[string]string{
 	"swv_plan_add_forward_layout plan": "the plan",
 	"swv_plan_add_layout plan":         "the plan",
 	"swv_plan_add_module plan":         "the plan",
+	"swv_plan_append plan":             "the plan",
 	"swv_plan_resolve plan":            "the plan",
 	"swv_plan_auto make":               "argument 'model'",
 	"swv_plan_auto loss":               "the StepModel's Loss",

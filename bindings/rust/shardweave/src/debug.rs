@@ -51,7 +51,8 @@ pub struct VerifyOptions {
 }
 
 /// A tree of a module's modules with their tensors: shapes, parts, placements, bytes, and which line
-/// of a plan decided. Sends nothing.
+/// of a plan decided. Of the inputs and outputs of a [`Forward`](crate::Forward) it says nothing: those the
+/// plan knows ([`ParameterPlan::resolve`](crate::ParameterPlan::resolve)). Sends nothing.
 ///
 /// ```
 /// use shardweave::{debug, nn};

@@ -447,7 +447,6 @@ fn a_file_takes_names_and_has_a_mode() {
     assert_eq!(module.is_training(), Ok(false));
     #[derive(Module)]
     struct Holds {
-        #[module]
         file: ScriptModule,
     }
     let holds = Holds { file: module };

@@ -221,7 +221,8 @@ fn training_is_that_of_one_rank() {
 }
 
 /// tests/data/linear.pt, which capi/script_module_test.cc wrote: forward(x, scale=2) is
-/// (x weight' + offset) scale, with inner.weight 0 .. 11 / 7 and inner.offset 1; both(x) gives x too;
+/// (x weight' + offset) scale, with inner.weight 0 .. 11 / 7 and inner.offset 1, and inner.frozen is
+/// not trained; both(x) gives x too;
 /// turned(z, by=None) multiplies complex numbers.
 #[test]
 fn torch_script_modules_are_sharded_and_trained() {
@@ -265,6 +266,9 @@ fn torch_script_modules_are_sharded_and_trained() {
             let module = ScriptModule::load(path)?;
             let plan = ParameterPlan::new().line("inner.*", &[("tp", Shard(0))]);
             module.distribute(&mesh, &plan, Source::Same)?;
+            for (name, parameter) in module.parameters() {
+                assert_eq!(parameter.requires_grad()?, name != "inner.frozen", "as it was saved");
+            }
             let y: Tensor = module.call("forward", args![&x])?;
             assert_eq!(y.layout()?, Layout::parse("[S(1)]")?);
             expect_close(&y, &Tensor::from_slice(&expected, &[2, 4])?)?;
