@@ -125,6 +125,7 @@ void make_data_parallel(torch::nn::Module& module, const MeshPtr& mesh,
     }
     check_hook_names(names);
   }
+  check_distributable(plain, function);
   if (const std::optional<Difference> differs = agreement.reach(sums)) {
     const size_t which = differs->index;
     const std::string what = which == 0 ? std::string("the options")

@@ -304,6 +304,7 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     }
     sums.push_back(sum);
   }
+  check_distributable(plain, cause.name);
   if (const std::optional<Difference> differs = agreement.reach(sums)) {
     refuse_to_shard(
         absl::StatusCode::kInvalidArgument,

@@ -383,7 +383,8 @@ void ZeroPartition::State::restart() {
 bool ZeroPartition::State::can_leave(size_t index) const {
   const at::Tensor& grad = parameters_[index].grad();
   const Owned& owned = owned_[index];
-  return grad.defined() && is_dtensor(grad) &&
+  // One with a graph (create_graph) is held, and travels with it: bring_gradients().
+  return grad.defined() && is_dtensor(grad) && !grad.requires_grad() &&
          GradientScatter::takes(buckets_[static_cast<size_t>(owned.bucket)].row, owned.place, grad);
 }
 
@@ -726,14 +727,20 @@ void agree(Agreement& agreement, const OptimizerState& state, size_t index) {
   uint64_t sum = 1;
   for (const auto& [name, value] : state) {
     sum = checksum(sum, name);
-    if (name == "step") sum = checksum(sum, str_cat(value.item<int64_t>()));
+    if (name == "step") {
+      sum = checksum(sum, str_cat(value.item<int64_t>()));
+    } else {  // those that lie otherwise move otherwise
+      sum = checksum(sum, str_cat(static_cast<int>(value.scalar_type()), " ",
+                                  is_dtensor(value) ? layout_of(value).to_string() : "whole"));
+    }
   }
   const std::optional<Difference> differs = agreement.reach({sum});
   if (!differs.has_value()) return;
   refuse_state(absl::StatusCode::kInvalidArgument,
-               str_cat("the state of parameter ", index,
-                       " is not the same on all ranks: ", differs->ranks[0], " and ",
-                       differs->ranks[1], " have other names in it, or another 'step'"));
+               str_cat("the state of parameter ", index, " is not the same on all ranks: ",
+                       differs->ranks[0], " and ", differs->ranks[1],
+                       " have other names in it, another 'step', or values of other dtypes or "
+                       "layouts"));
 }
 
 // Its values as the optimizer keeps them; numbers as they are.
@@ -750,7 +757,8 @@ OptimizerState lying_as_kept(const OptimizerState& state, Kept kept) {
         is_dtensor(value)
             ? value
             : distribute_tensor(value, mesh_of(like), NamedPlacements(), {.source = std::nullopt});
-    result[name] = redistribute(there, layout_of(like));
+    // As it is kept: a moment of fewer bits would lose what the step adds to it.
+    result[name] = redistribute(there, layout_of(like)).to(like.scalar_type());
   }
   return result;
 }

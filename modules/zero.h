@@ -89,7 +89,9 @@ class ZeroPartition {
                               std::source_location where = std::source_location::current());
 
   const std::vector<at::Tensor>& parameters() const;
-  // As many. Of a number (0-dimensional) it is all of it, on every rank.
+  // As many. Of a number (0-dimensional) it is all of it, on every rank. An optimizer of one's own writes
+  // them by operators on them, under NoGradGuard, or through data(); what is written through to_local()
+  // share_parameters() does not see.
   const std::vector<at::Tensor>& shards() const;
 
   // Gradients, brought to their owners where that has not been done, become the shards'.
@@ -151,6 +153,16 @@ OptimizerState consolidated(const OptimizerState& state);
 std::vector<at::Tensor> parameters_of(const std::vector<ParameterGroup>& groups);
 std::vector<ParameterGroup> groups_of_shards(const std::vector<ParameterGroup>& groups,
                                              const ZeroPartition& partition);
+// `parameters`, of which an optimizer can be made with `options`: what it refuses it refuses before they
+// are divided.
+template <typename Optimizer, typename Options>
+const std::vector<at::Tensor>& checked(const std::vector<at::Tensor>& parameters,
+                                       const Options& options) {
+  if constexpr (std::is_same_v<Optimizer, FusedOptimizer>) {
+    FusedOptimizer::check({{parameters, options}});
+  }
+  return parameters;
+}
 }  // namespace zero_internal
 
 // `Optimizer`: FusedOptimizer or one of torch::optim's, made with the shards and `options`.
@@ -161,7 +173,8 @@ class ZeroRedundancyOptimizer {
   ZeroRedundancyOptimizer(const std::vector<at::Tensor>& parameters, const Options& options,
                           const ZeroOptions& zero = {},
                           std::source_location where = std::source_location::current())
-      : partition_(parameters, zero, where), optimizer_(partition_.shards(), options) {}
+      : partition_(zero_internal::checked<Optimizer>(parameters, options), zero, where),
+        optimizer_(partition_.shards(), options) {}
 
   // Groups with options of their own, of another optimizer too.
   explicit ZeroRedundancyOptimizer(const std::vector<ParameterGroup>& groups,
@@ -227,7 +240,7 @@ class ZeroRedundancyOptimizer {
   // Either of them, from any layout of the mesh or from whole plain tensors, the same on all ranks.
   // Collective. Throws Error on all ranks, before anything is changed: (InvalidArgument) for a shape
   // that is not the state's, for "step" that is no whole number up to 2^53 (of FusedOptimizer
-  // 2^24), for names or "step" that differ between ranks and, of torch::optim, for what its options
+  // 2^24), for names, "step", dtypes or layouts that differ between ranks and, of torch::optim, for what its options
   // need and is missing, (NotFound) for a name that the optimizer does not have. Empty: as before the
   // first step.
   void set_state(size_t parameter, const OptimizerState& state) {

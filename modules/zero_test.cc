@@ -26,6 +26,7 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fully_shard.h"
+#include "torch/csrc/autograd/autograd.h"
 #include "torch/nn.h"
 #include "torch/optim/adagrad.h"
 #include "torch/optim/adam.h"
@@ -504,6 +505,75 @@ TEST(ZeroTest, GradientsOfGradients) {
       penalty.backward();
       step();
       zero_grad();
+    }
+  });
+}
+
+// A gradient with a graph keeps it, in a bucket with others that have none (stage 2).
+TEST(ZeroTest, AGraphStaysBesideGradientsWithout) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const auto made = [&](float by) {
+      return distribute_tensor(at::arange(12, at::kFloat).view({3, 4}) * by, mesh, {Replicate()})
+          .requires_grad_();
+    };
+    const std::vector<at::Tensor> parameters = {made(0.1f), made(0.2f)};
+    ZeroPartition partition(parameters, {.stage = 2});
+    const at::Tensor x =
+        distribute_tensor(at::arange(6, at::kFloat).view({2, 3}), mesh, {Shard(0)});
+    const auto loss = [&](size_t i, int power) { return x.matmul(parameters[i]).pow(power).sum(); };
+    for (int i = 0; i < 2; ++i) {  // the first time nobody knows how many will come
+      loss(0, 3).backward();
+      loss(1, 1).backward();
+      partition.hand_out_gradients();
+      partition.share_parameters();
+      partition.zero_grad();
+    }
+    loss(0, 3).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    loss(1, 1).backward();
+    EXPECT_TRUE(parameters[0].grad().requires_grad());
+    partition.hand_out_gradients();
+    const at::Tensor gradient = parameters[0].grad();
+    ASSERT_TRUE(gradient.requires_grad());
+    const at::Tensor second = torch::autograd::grad({gradient.square().sum()}, {parameters[0]})[0];
+    at::Tensor w = full_tensor(parameters[0].detach()).requires_grad_();
+    const at::Tensor alone = torch::autograd::grad(
+        {at::arange(6, at::kFloat).view({2, 3}).matmul(w).pow(3).sum()}, {w}, {}, true, true)[0];
+    EXPECT_TRUE(at::allclose(full_tensor(gradient.detach()), alone.detach()));
+    EXPECT_TRUE(at::allclose(full_tensor(second.detach()),
+                             torch::autograd::grad({alone.square().sum()}, {w})[0]));
+    partition.zero_grad();
+  });
+}
+
+// Moments of another dtype are kept in the parameter's; values that lie otherwise on some rank, and
+// options that no optimizer takes, are refused on all before anything changes.
+TEST(ZeroTest, StatesOfOtherDtypesAndPlaces) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    Net model;
+    distribute(*model, mesh);
+    const std::vector<at::Tensor> all = model->parameters();
+    const at::Tensor before = to_local(all[0].detach());
+    for (const float lr : {-1.f, std::numeric_limits<float>::quiet_NaN()}) {
+      EXPECT_THROW(ZeroRedundancyOptimizer<FusedOptimizer>(all, AdamWOptions{.lr = lr}), Error);
+      EXPECT_TRUE(to_local(all[0].detach()).is_alias_of(before));
+    }
+    ZeroRedundancyOptimizer<optim::AdamW> optimizer(all, optim::AdamWOptions());
+    const at::Tensor moment = at::full(all[0].sizes(), 3e-5, at::kHalf);
+    const OptimizerState halves = {
+        {"step", at::scalar_tensor(4)}, {"exp_avg", moment}, {"exp_avg_sq", moment}};
+    optimizer.set_state(0, halves);
+    EXPECT_EQ(optimizer.state(0).at("exp_avg_sq").scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(optimizer.consolidated_state(0).at("exp_avg_sq"), moment.to(at::kFloat)));
+    OptimizerState otherwise = halves;
+    otherwise["exp_avg"] = mesh->coordinate()[0] == 0
+                               ? moment
+                               : distribute_tensor(moment, mesh, {}, {.source = std::nullopt});
+    if (mesh->coordinate()[0] == 0) distribute_tensor(moment, mesh, {}, {.source = std::nullopt});
+    try {
+      optimizer.set_state(0, otherwise);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(std::string(error.status().message()), HasSubstr("dtypes or layouts"));
     }
   });
 }
