@@ -670,6 +670,38 @@ TEST_F(OneModuleTest, IsPatched) {
   module_ = nullptr;
 }
 
+// What runs outlives a handle that a patch frees.
+TEST_F(OneModuleTest, IsFreedWhileItRuns) {
+  make("llama", R"({"vocab_size": 13, "hidden_size": 8, "intermediate_size": 7,
+                    "num_hidden_layers": 2, "num_attention_heads": 2})");
+  static int drops;
+  drops = 0;
+  swv_patch patch = SWV_PATCH_INIT;
+  patch.user_data = &module_;
+  patch.drop = [](void* /*user_data*/) { ++drops; };
+  patch.forward = [](void* user_data, const swv_function_call* call) -> swv_status* {
+    swv_module*& model = *static_cast<swv_module**>(user_data);
+    swv_module_free(model);
+    model = nullptr;
+    return swv_function_context_original(call->context, call->mode, call->inputs, 1, call->outputs,
+                                         1);
+  };
+  must(swv_module_patch(module_, "model.layers.0.mlp", &patch));
+  const int64_t ids[] = {1, 2, 3}, sizes[] = {1, 3};
+  swv_tensor_options integers = SWV_TENSOR_OPTIONS_INIT;
+  integers.dtype = SWV_DTYPE_I64;
+  swv_tensor* x = nullptr;
+  must(swv_tensor_from_data(ids, sizeof(ids), sizes, 2, &integers, &x));
+  const swv_value argument = swv_value_tensor(x);
+  swv_value result = SWV_NONE;
+  must(swv_module_call(module_, "forward", SWV_MODE_GRAD, &argument, 1, &result, 1, nullptr));
+  EXPECT_EQ(module_, nullptr);
+  EXPECT_EQ(result.as.tensor->tensor.size(2), 13);
+  EXPECT_EQ(drops, 1);
+  swv_value_clear(&result);
+  swv_tensor_free(x);
+}
+
 // The whole is gone, its parts are not.
 TEST_F(OneModuleTest, PartsOutliveTheHandle) {
   make("Sequential", R"({"layers": [{"kind": "Linear", "in_features": 2, "out_features": 3}]})");

@@ -88,6 +88,9 @@ void find_method(const swv_module* module, std::string_view name, Callable& foun
 void call_method(const swv_module* module, std::string_view name, swv_grad_mode mode,
                  const GivenArguments& given, swv_value* results, size_t capacity,
                  size_t* out_num_results) {
+  // Held: the host's code that it runs (a patch) may free the caller's handle.
+  const std::shared_ptr<HostModule> host = in(module, "module").host;
+  const std::shared_ptr<LibraryModule> library = in(module, "module").library;
   Callable method;
   find_method(module, name, method);
   const Signature& signature = *method.signature;
