@@ -21,14 +21,16 @@ namespace shardweave {
 
 struct WorldOptions {
   // Of from_environment. "gloo", or "nccl": memory of GPUs by NCCL, that of the CPU by Gloo
-  // (comm/nccl/nccl_backend.h).
+  // (comm/nccl/nccl_backend.h). "gloo" takes memory of GPUs, too, if `device` is given: by way of the
+  // host, so slowly, but for several processes on one GPU as well (comm/nccl/staged_backend.h).
   std::string backend = "gloo";
   // Network interface of from_environment; empty: loopback when all ranks are on one host, else by
   // host name.
   std::string interface;
   // Default deadline of every collective and of the rendezvous.
   absl::Duration timeout = absl::Minutes(5);
-  // Of backend "nccl": this rank's GPU, as CUDA numbers those that are visible; -1: the local rank.
+  // This rank's GPU, as CUDA numbers those that are visible. -1: with "nccl" that of the local rank, with
+  // "gloo" none.
   int device = -1;
 };
 

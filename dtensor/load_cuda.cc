@@ -53,13 +53,14 @@ absl::Status load_cuda(int device) {
     return absl::FailedPreconditionError(
         absl::StrCat(kName, " is loaded, but LibTorch has no CUDA: is it of another version?"));
   }
+  // Before at::hasCUDA(), which also says no where there is no GPU.
+  const int count = cuda()->deviceCount();
+  if (count == 0) return absl::FailedPreconditionError("LibTorch's CUDA finds no GPU");
   if (!at::hasCUDA()) {
     return absl::FailedPreconditionError(
         "LibTorch was asked for CUDA before it was loaded, and has none from then on: load_cuda() "
         "comes first");
   }
-  const int count = cuda()->deviceCount();
-  if (count == 0) return absl::FailedPreconditionError("LibTorch's CUDA finds no GPU");
   if (device >= count) {
     return absl::InvalidArgumentError(
         absl::StrCat("device ", device, " of ", count, ", which is not there"));

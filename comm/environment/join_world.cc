@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "shardweave/comm/gloo/gloo_backend.h"
 #include "shardweave/comm/nccl/nccl_backend.h"
+#include "shardweave/comm/nccl/staged_backend.h"
 #include "shardweave/comm/paired/paired.h"
 #include "shardweave/comm/rendezvous/check_in.h"
 #include "shardweave/comm/rendezvous/threads.h"
@@ -35,10 +36,9 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
                      "\": wanted \"gloo\" or \"nccl\" for ranks that are processes; ranks that "
                      "are threads need no rendezvous"));
   }
-  if (options.device < -1 || (options.device >= 0 && options.backend != "nccl")) {
-    return absl::InvalidArgumentError(absl::StrCat("device ", options.device, " with backend \"",
-                                                   options.backend,
-                                                   "\": wanted 0 or more with \"nccl\", else -1"));
+  if (options.device < -1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device ", options.device, ": wanted 0 or more, or -1"));
   }
   deadline = std::min(deadline, absl::Now() + options.timeout);
   const std::vector<CpuLimit> limits = cpu_limits();
@@ -54,13 +54,14 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
       std::move(group), {.interface = options.interface, .timeout = deadline - absl::Now()});
   if (!backend.ok()) return backend.status();
   const int local_rank = info.local_rank.value_or(roster->local_rank(info.rank));
-  if (options.backend == "nccl") {
+  if (options.backend == "nccl" || options.device >= 0) {
     const auto left = absl::ToChronoNanoseconds(deadline - absl::Now());
+    const NcclOptions on_gpu = {.device = options.device < 0 ? local_rank : options.device,
+                                .libraries = nccl_libraries_of_environment()};
     backend = make_paired_backend(
         *std::move(backend),
-        connect_nccl({.device = options.device < 0 ? local_rank : options.device,
-                      .libraries = nccl_libraries_of_environment()}),
-        {}, std::chrono::steady_clock::now() + left);
+        options.backend == "nccl" ? connect_nccl(on_gpu) : connect_staged(on_gpu), {},
+        std::chrono::steady_clock::now() + left);
     if (!backend.ok()) return backend.status();
   }
   std::shared_ptr<Communicator> comm =

@@ -1,5 +1,7 @@
 #include "shardweave/comm/nccl/bootstrap.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -15,8 +17,12 @@ namespace {
 struct Report {
   int32_t code = 0;
   char text[508] = {};
-  char place[128] = {};  // of the device: the machine and its bus
+  char place[128] = {};  // of the device: the machine and its bus; if processes may share it, theirs
 };
+
+Buffer bytes_of(auto* data, int64_t count) {
+  return Buffer::of(reinterpret_cast<uint8_t*>(data), count * static_cast<int64_t>(sizeof(*data)));
+}
 
 std::string this_machine() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
@@ -25,23 +31,35 @@ std::string this_machine() {
   return id;
 }
 
-absl::StatusOr<std::string> place_of(const Library& library, int device) {
+absl::StatusOr<std::string> place_of(const Library& library, Library::Parts parts, int device) {
   int count = 0;
   absl::Status status =
       library.check_cuda("cudaGetDeviceCount", library.cudaGetDeviceCount(&count));
   if (!status.ok()) return status;
   if (device < 0 || device >= count) {
     return absl::InvalidArgumentError(
-        str_cat("backend nccl: there is no device ", device, "; CUDA sees ", count));
+        str_cat(name_of(parts), "there is no device ", device, "; CUDA sees ", count));
   }
   char bus[32] = {};
   status = library.check_cuda("cudaDeviceGetPCIBusId",
                               library.cudaDeviceGetPCIBusId(bus, sizeof(bus), device));
   if (!status.ok()) return status;
-  return str_cat(this_machine(), " ", bus);
+  std::string place = str_cat(this_machine(), " ", bus);
+  if (parts == Library::Parts::kCuda) str_append(&place, " process ", ::getpid());
+  return place;
 }
 
-absl::Status check_reports(const GroupInfo& group, absl::Span<const Report> reports) {
+// Why two ranks cannot have one device.
+std::string_view why_not_one_device(Library::Parts parts) {
+  return parts == Library::Parts::kCuda
+             ? "), and are threads of one process: their backward would be run by one thread of LibTorch's, "
+               "where each waits for the other: give each rank a process"
+             : "), and NCCL wants one for each: give each process another one (LOCAL_RANK), or use "
+               "backend gloo, which takes their memory by way of the host";
+}
+
+absl::Status check_reports(const GroupInfo& group, Library::Parts parts,
+                           absl::Span<const Report> reports) {
   for (int rank = 0; rank < group.size(); ++rank) {
     const Report& report = reports[rank];
     const int64_t world_rank = group.world_ranks[rank];
@@ -54,10 +72,8 @@ absl::Status check_reports(const GroupInfo& group, absl::Span<const Report> repo
     for (int other = 0; other < rank; ++other) {
       if (std::strcmp(report.place, reports[other].place) != 0) continue;
       return absl::FailedPreconditionError(
-          str_cat("backend nccl: ranks ", other, " and ", rank, " of group '", group.name,
-                  "' have the same device (", report.place,
-                  "), and NCCL wants one for each: give each process another one (LOCAL_RANK), or "
-                  "use backend gloo"));
+          str_cat(name_of(parts), "ranks ", other, " and ", rank, " of group '", group.name,
+                  "' have the same device (", report.place, why_not_one_device(parts)));
     }
   }
   return absl::OkStatus();
@@ -117,26 +133,38 @@ class Arrival {
 
 }  // namespace
 
-absl::StatusOr<NcclConnection> connect_all(const NcclOptions& options, const GroupInfo& group,
-                                           Communicator& bootstrap, Deadline deadline) {
-  // 1. Whether all can, and on different devices.
-  absl::StatusOr<std::shared_ptr<const Library>> library = Library::load(options.libraries);
+absl::Status check_device_is(Device device, int mine) {
+  if (device.index == mine) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      str_cat("this rank's device is ", to_string(Device{DeviceType::kCuda, mine})));
+}
+
+absl::StatusOr<std::shared_ptr<const Library>> load_on_all(const NcclOptions& options,
+                                                           Library::Parts parts,
+                                                           const GroupInfo& group,
+                                                           Communicator& bootstrap) {
+  absl::StatusOr<std::shared_ptr<const Library>> library = Library::load(options.libraries, parts);
   absl::StatusOr<std::string> place =
-      library.ok() ? place_of(**library, options.device) : library.status();
+      library.ok() ? place_of(**library, parts, options.device) : library.status();
   Report mine{.code = place.status().raw_code()};
   std::string(place.status().message()).copy(mine.text, sizeof(mine.text) - 1);
   if (place.ok()) place->copy(mine.place, sizeof(mine.place) - 1);
   std::vector<Report> reports(group.size());
-  const auto bytes_of = [](auto* data, int64_t count) {
-    return Buffer::of(reinterpret_cast<uint8_t*>(data),
-                      count * static_cast<int64_t>(sizeof(*data)));
-  };
   absl::Status status =
       bootstrap
-          .all_gather(bytes_of(&mine, 1), bytes_of(reports.data(), group.size()), {.tag = "NCCL"})
+          .all_gather(bytes_of(&mine, 1), bytes_of(reports.data(), group.size()), {.tag = "GPUs"})
           .wait();
-  if (status.ok()) status = check_reports(group, reports);
+  if (status.ok()) status = check_reports(group, parts, reports);
   if (!status.ok()) return status;
+  return library;
+}
+
+absl::StatusOr<NcclConnection> connect_all(const NcclOptions& options, const GroupInfo& group,
+                                           Communicator& bootstrap, Deadline deadline) {
+  // 1. Whether all can, and on different devices.
+  const absl::StatusOr<std::shared_ptr<const Library>> library =
+      load_on_all(options, Library::Parts::kCudaAndNccl, group, bootstrap);
+  if (!library.ok()) return library.status();
 
   // 2. The name under which they meet.
   struct Name {
@@ -144,7 +172,7 @@ absl::StatusOr<NcclConnection> connect_all(const NcclOptions& options, const Gro
     int32_t error = kNcclSuccess;
   } name = {};
   if (group.rank == 0) name.error = (*library)->ncclGetUniqueId(&name.id);
-  status = bootstrap.broadcast(bytes_of(&name, 1), 0, {.tag = "NCCL"}).wait();
+  absl::Status status = bootstrap.broadcast(bytes_of(&name, 1), 0, {.tag = "NCCL"}).wait();
   if (!status.ok()) return status;
   if (status = (*library)->check_nccl("ncclGetUniqueId on rank 0", name.error, nullptr);
       !status.ok()) {

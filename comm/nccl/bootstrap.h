@@ -1,4 +1,4 @@
-// How the ranks of a group come together in NCCL, over a communicator of the CPU.
+// How the ranks of a group come together on their GPUs, over a communicator of the CPU.
 #pragma once
 
 #include <atomic>
@@ -34,13 +34,23 @@ class Reason {
   absl::Status why_;
 };
 
+// OK if `device` is this rank's.
+absl::Status check_device_is(Device device, int mine);
+
 struct NcclConnection {
   std::shared_ptr<const Library> library;
   std::shared_ptr<Reason> reason;  // for which whoever settles gives up
   std::unique_ptr<Lane> lane;      // of collectives
 };
 
-// All ranks call. What fails on one fails on all.
+// All ranks call. What fails on one fails on all: libraries that are missing or too old, no such device,
+// two ranks that must not share one. Without NCCL processes may, threads of one process must not.
+absl::StatusOr<std::shared_ptr<const Library>> load_on_all(const NcclOptions& options,
+                                                           Library::Parts parts,
+                                                           const GroupInfo& group,
+                                                           Communicator& bootstrap);
+
+// The same, and connects them.
 absl::StatusOr<NcclConnection> connect_all(const NcclOptions& options, const GroupInfo& group,
                                            Communicator& bootstrap, Deadline deadline);
 

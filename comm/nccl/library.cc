@@ -2,7 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "absl/strings/str_join.h"
 #include "shardweave/comm/str_cat.h"
@@ -23,9 +25,9 @@ std::string cuda_version(int version) {
   return str_cat(version / 1000, ".", version % 1000 / 10);
 }
 
-absl::Status unusable(const std::string& why) {
-  return absl::FailedPreconditionError(str_cat("backend nccl: ", why));
-}
+// For what is under way on the device to end, after an error.
+constexpr auto kGrace = std::chrono::seconds(5);
+constexpr auto kLookEvery = std::chrono::microseconds(100);
 
 std::vector<std::string> candidates(const std::string& given, std::vector<std::string> usual) {
   return given.empty() ? std::move(usual) : std::vector<std::string>{given};
@@ -33,8 +35,17 @@ std::vector<std::string> candidates(const std::string& given, std::vector<std::s
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const Library>> Library::load(const NcclLibraries& names) {
-  std::shared_ptr<Library> library(new Library());
+std::string_view name_of(Library::Parts parts) {
+  return parts == Library::Parts::kCuda ? "a GPU's memory by way of the host: " : "backend nccl: ";
+}
+
+absl::Status Library::unusable(const std::string& why) const {
+  return absl::FailedPreconditionError(str_cat(name_of(parts_), why));
+}
+
+absl::StatusOr<std::shared_ptr<const Library>> Library::load(const NcclLibraries& names,
+                                                             Parts parts) {
+  std::shared_ptr<Library> library(new Library(parts));
   if (absl::Status status = library->find_all(names); !status.ok()) return status;
   return library;
 }
@@ -70,7 +81,7 @@ absl::Status Library::find_all(const NcclLibraries& names) {
              "CUDA runtime", "put it on LD_LIBRARY_PATH, or name it in SHARDWEAVE_CUDART_LIBRARY",
              &runtime, &runtime_name);
   }
-  if (status.ok()) {
+  if (status.ok() && parts_ == Parts::kCudaAndNccl) {
     status =
         open(candidates(names.nccl, {"libnccl.so.2"}), "NCCL",
              "put it on LD_LIBRARY_PATH, or name it in SHARDWEAVE_NCCL_LIBRARY", &nccl, &nccl_name);
@@ -92,7 +103,9 @@ absl::Status Library::find_all(const NcclLibraries& names) {
   SHARDWEAVE_CUDA_RUNTIME_FUNCTIONS(SHARDWEAVE_FIND)
 #undef SHARDWEAVE_FIND
 #define SHARDWEAVE_FIND(result, name, parameters) SHARDWEAVE_FIND_IN(nccl, nccl_name, name)
-  SHARDWEAVE_NCCL_FUNCTIONS(SHARDWEAVE_FIND)
+  if (parts_ == Parts::kCudaAndNccl) {
+    SHARDWEAVE_NCCL_FUNCTIONS(SHARDWEAVE_FIND)
+  }
 #undef SHARDWEAVE_FIND
 #undef SHARDWEAVE_FIND_IN
   // An old NCCL lacks functions; its version says more.
@@ -118,7 +131,7 @@ absl::Status Library::check_versions(const std::string& nccl, const std::string&
   if (const int error = cuDriverGetVersion(&driver_is); error != 0) {
     return unusable(str_cat("cuDriverGetVersion: error ", error));
   }
-  ncclGetVersion(&nccl_is);
+  if (ncclGetVersion != nullptr) ncclGetVersion(&nccl_is);
   if (absl::Status status = check_cuda("cudaRuntimeGetVersion", cudaRuntimeGetVersion(&runtime_is));
       !status.ok()) {
     return status;
@@ -128,9 +141,11 @@ absl::Status Library::check_versions(const std::string& nccl, const std::string&
                             cuda_version(driver_is), ", ", runtime, " is CUDA ",
                             cuda_version(runtime_is)));
   }
-  versions_ =
-      str_cat("NCCL ", nccl_version(nccl_is), " (", nccl, "), CUDA ", cuda_version(runtime_is),
-              " (", runtime, "), driver for CUDA ", cuda_version(driver_is));
+  if (ncclGetVersion != nullptr) {
+    versions_ = str_cat("NCCL ", nccl_version(nccl_is), " (", nccl, "), ");
+  }
+  str_append(&versions_, "CUDA ", cuda_version(runtime_is), " (", runtime, "), driver for CUDA ",
+             cuda_version(driver_is));
   return absl::OkStatus();
 }
 
@@ -148,6 +163,25 @@ absl::Status Library::check_nccl(const char* call, int error, NcclComm comm) con
   const char* const last = ncclGetLastError(comm);
   if (last != nullptr && *last != '\0') str_append(&text, ": ", last);
   return error == kNcclRemoteError ? absl::UnavailableError(text) : absl::InternalError(text);
+}
+
+absl::Status Library::copy(int device, void* to, const void* from, int64_t bytes, int kind,
+                           DeviceStream stream) const {
+  if (bytes == 0) return absl::OkStatus();
+  const CurrentDevice on(*this, device);
+  if (!on.status().ok()) return on.status();
+  const auto on_stream = static_cast<CudaStream>(stream.handle);
+  absl::Status status =
+      check_cuda("cudaMemcpyAsync", cudaMemcpyAsync(to, from, bytes, kind, on_stream));
+  if (!status.ok()) return status;
+  status = check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(on_stream));
+  // After a failure the device may still be at it, and the caller frees the memory.
+  const auto limit = std::chrono::steady_clock::now() + kGrace;
+  while (!status.ok() && cudaStreamQuery(on_stream) == kCudaErrorNotReady &&
+         std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(kLookEvery);
+  }
+  return status;
 }
 
 CurrentDevice::CurrentDevice(const Library& library, int device)

@@ -80,9 +80,7 @@ class NcclBackend : public Backend {
   std::string_view name() const override { return "nccl"; }
   bool supports(DeviceType type) const override { return type == DeviceType::kCuda; }
   absl::Status check_device(Device device) const override {
-    if (device.index == device_) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        str_cat("this rank's device is ", to_string(Device{DeviceType::kCuda, device_})));
+    return check_device_is(device, device_);
   }
   bool compares_calls() const override { return false; }
   bool implements(OpKind op) const override { return op != OpKind::kBarrier; }
@@ -135,11 +133,11 @@ class NcclBackend : public Backend {
   }
 
   absl::Status copy_to_host(void* host, const ConstBuffer& device, DeviceStream stream) override {
-    return copy(host, device.data, device.bytes(), kCudaMemcpyDeviceToHost, stream);
+    return library_->copy(device_, host, device.data, device.bytes(), kCudaMemcpyDeviceToHost, stream);
   }
   absl::Status copy_to_device(const Buffer& device, const void* host,
                               DeviceStream stream) override {
-    return copy(device.data, host, device.bytes(), kCudaMemcpyHostToDevice, stream);
+    return library_->copy(device_, device.data, host, device.bytes(), kCudaMemcpyHostToDevice, stream);
   }
 
   void begin_coalescing() override {
@@ -310,25 +308,6 @@ class NcclBackend : public Backend {
     }
     if (!status.ok()) return status;
     return ticket;
-  }
-
-  absl::Status copy(void* to, const void* from, int64_t bytes, int kind, DeviceStream stream) {
-    if (bytes == 0) return absl::OkStatus();
-    const CurrentDevice on(*library_, device_);
-    if (!on.status().ok()) return on.status();
-    const auto on_stream = static_cast<CudaStream>(stream.handle);
-    absl::Status status = library_->check_cuda(
-        "cudaMemcpyAsync", library_->cudaMemcpyAsync(to, from, bytes, kind, on_stream));
-    if (!status.ok()) return status;
-    status =
-        library_->check_cuda("cudaStreamSynchronize", library_->cudaStreamSynchronize(on_stream));
-    // After a failure the device may still be at it, and the caller frees the memory.
-    const Deadline limit = Clock::now() + kGrace;
-    while (!status.ok() && library_->cudaStreamQuery(on_stream) == kCudaErrorNotReady &&
-           Clock::now() < limit) {
-      std::this_thread::sleep_for(kLookEvery);
-    }
-    return status;
   }
 
   // 2. The end, with mutex_.

@@ -39,11 +39,24 @@ struct Word {
 class HostCopy {
  public:
   explicit HostCopy(int64_t bytes)
-      : memory_(std::make_unique<std::max_align_t[]>(bytes / sizeof(std::max_align_t) + 1)) {}
+      : memory_(std::make_unique_for_overwrite<std::max_align_t[]>(
+            bytes / static_cast<int64_t>(sizeof(std::max_align_t)) + 1)) {}
   void* data() const { return memory_.get(); }
 
  private:
   std::unique_ptr<std::max_align_t[]> memory_;
+};
+
+// An operation on a device's memory that runs on copies, and what is done at its end.
+struct ByHost {
+  explicit ByHost(const Call& call)
+      : in(call.in.bytes()), out(call.out.bytes()), wanted(call.out), stream(call.stream) {}
+  const HostCopy in, out;
+  const Buffer wanted;  // of the device
+  const DeviceStream stream;
+  const void* result = nullptr;
+  std::once_flag bring_back;
+  absl::Status brought_back;  // after `bring_back`
 };
 
 class PairedBackend : public Backend {
@@ -85,7 +98,7 @@ class PairedBackend : public Backend {
     const bool native =
         device_->implements(call.op) &&
         (!is_reduction(call.op) || device_->can_reduce(call.in.dtype, call.reduce_op));
-    return native ? start_on_device(call) : run_on_host(call);
+    return native ? start_on_device(call) : start_by_host(call);
   }
 
   // True after a failure, too, when only wait() says that the device has stopped.
@@ -195,6 +208,8 @@ class PairedBackend : public Backend {
     std::vector<Word> heard;
     std::once_flag compare;
     absl::Status agreement;  // after `compare`
+
+    std::unique_ptr<ByHost> by_host;  // of an operation of the device that the control group runs
   };
 
   bool is_of_device(Device device) const { return device_->supports(device.type); }
@@ -300,22 +315,30 @@ class PairedBackend : public Backend {
   }
 
   // What the device's backend does not have.
-  absl::StatusOr<Ticket> run_on_host(const Call& call) {
-    const HostCopy in(call.in.bytes());
-    const HostCopy out(call.out.bytes());
+  absl::StatusOr<Ticket> start_by_host(const Call& call) {
+    auto operation = std::make_shared<Operation>();
+    operation->deadline = call.deadline;
+    operation->by_host = std::make_unique<ByHost>(call);
+    ByHost& by_host = *operation->by_host;
     Call here = call;
-    here.in = {in.data(), call.in.count, call.in.dtype};
-    here.out = {out.data(), call.out.count, call.out.dtype, {}};
-    if (call.op == OpKind::kBroadcast) here.out.data = in.data();
-    absl::Status status = device_->copy_to_host(in.data(), call.in, call.stream);
+    here.in = {by_host.in.data(), call.in.count, call.in.dtype};
+    here.out = {by_host.out.data(), call.out.count, call.out.dtype, {}};
+    if (call.op == OpKind::kBroadcast) here.out.data = by_host.in.data();
+    by_host.result = here.out.data;
+    absl::Status status = device_->copy_to_host(by_host.in.data(), call.in, call.stream);
     if (status.ok() && control_->implements(call.op)) {
       const absl::StatusOr<Ticket> ticket = control_->start(here);
-      status = ticket.ok() ? control_->wait(*ticket, call.deadline) : ticket.status();
+      status = ticket.status();
+      if (status.ok() && *ticket != kDone) {
+        operation->has_control = true;
+        operation->control = *ticket;
+        return add(std::move(operation));
+      }
     } else if (status.ok()) {
       status = run_composed(*control_, here);
     }
-    if (status.ok()) status = device_->copy_to_device(call.out, here.out.data, call.stream);
     if (!status.ok()) return fail(status);
+    if (status = bring_back(by_host); !status.ok()) return status;
     return kDone;
   }
 
@@ -349,7 +372,16 @@ class PairedBackend : public Backend {
 
   absl::Status wait_for_control(Operation& op, Deadline deadline) {
     const absl::Status status = control_->wait(op.control, deadline);
-    return status.ok() ? compare(op) : fail(named(op, status));
+    if (!status.ok()) return fail(named(op, status));
+    return op.by_host == nullptr ? compare(op) : bring_back(*op.by_host);
+  }
+
+  absl::Status bring_back(ByHost& by_host) {
+    std::call_once(by_host.bring_back, [&] {
+      by_host.brought_back =
+          device_->copy_to_device(by_host.wanted, by_host.result, by_host.stream);
+    });
+    return by_host.brought_back.ok() ? absl::OkStatus() : fail(by_host.brought_back);
   }
 
   // Never blocks. An error is the group's.

@@ -17,7 +17,8 @@
 // never wait on the host.
 //
 // What the device's backend does not have (a dtype, an operation) goes through memory of the host
-// and the control group: right, but slow, and done when it is issued.
+// and the control group: right, but slow. The host waits for the caller's stream when it is issued, and
+// in wait(), wait_on() or done() brings the result back on that stream.
 //
 // What is coalesced is told as well (Call::group): ranks that coalesce differently are an error. A wait()
 // or wait_on() in the middle of a Coalescing ends the group so far, so it comes on all ranks alike.

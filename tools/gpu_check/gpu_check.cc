@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/DeviceGuard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "check.h"
 #include "shardweave/comm/environment/from_environment.h"
 #include "shardweave/comm/environment/join_world.h"
@@ -30,9 +31,9 @@ std::string to_string(Needs needs) {
     case Needs::kGpu:
       return "a GPU, and LibTorch's CUDA";
     case Needs::kWorld:
-      return "NCCL";
+      return "ranks that have joined";
     case Needs::kTwoRanks:
-      return "NCCL and two ranks";
+      return "two ranks";
   }
   return "";
 }
@@ -44,14 +45,24 @@ struct CheckKind {
   void (*run)(Session& session, Check& check);
 };
 
+// The GPU of a rank.
+int gpu_of(const GpuCheckOptions& options, int local_rank) {
+  if (options.device >= 0) return options.device;
+  if (options.backend == "nccl") return local_rank;
+  return local_rank % c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount();
+}
+
 absl::StatusOr<std::unique_ptr<World>> join_by_environment(const GpuCheckOptions& options) {
-  const WorldOptions world = {
-      .backend = "nccl", .timeout = options.timeout, .device = options.device};
+  WorldOptions world = {.backend = options.backend, .timeout = options.timeout};
   const absl::StatusOr<RendezvousInfo> launched = detect_rendezvous(Environment::of_process());
-  if (launched.ok()) return join_world(*launched, world);
+  if (launched.ok()) {
+    world.device = gpu_of(options, launched->local_rank.value_or(launched->rank));
+    return join_world(*launched, world);
+  }
   if (!absl::IsNotFound(launched.status())) return launched.status();
   RendezvousInfo alone{.local_rank = 0};
   alone.meeting_point.file = "none: it is one rank, and the store is given";
+  world.device = gpu_of(options, 0);
   return join_world(make_in_process_store(), alone, world);
 }
 
@@ -60,16 +71,17 @@ void check_join(Session& session, Check& check) {
       session.options.join ? session.options.join() : join_by_environment(session.options);
   if (!world.ok()) return check.fail(std::string(world.status().message()));
   session.world = *std::move(world);
-  const int index =
-      session.options.device < 0 ? session.world->local_rank() : session.options.device;
-  session.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+  session.device = c10::Device(
+      c10::kCUDA,
+      static_cast<c10::DeviceIndex>(gpu_of(session.options, session.world->local_rank())));
   check.looked_at(absl::StrCat("rank ", session.world->rank(), " of ", session.world->size(),
                                " has ", session.device.str()));
 }
 
 constexpr CheckKind kChecks[] = {
     {"machine", "versions, and the GPUs that there are", Needs::kNothing, check_machine},
-    {"join", "the ranks find each other, over Gloo and NCCL", Needs::kGpu, check_join},
+    {"join", "the ranks find each other, over Gloo, and NCCL unless --backend=gloo", Needs::kGpu,
+     check_join},
     {"collectives", "every collective, dtype and reduction against the CPU's numbers",
      Needs::kWorld, check_collectives},
     {"streams", "collectives in the order of streams, without the host", Needs::kWorld,

@@ -44,10 +44,13 @@ struct GpuCheckOptions {
   // Where the checkpoint goes and is removed from, shared by all ranks; "": the system's directory
   // for temporary files, if all ranks are on one machine.
   std::string directory = {};
-  int device = -1;                            // this rank's GPU; -1: that of its local rank
+  // "nccl"; or "gloo": by way of the host, where several ranks have one GPU or there is no NCCL.
+  std::string backend = "nccl";
+  // This rank's GPU; -1: that of its local rank; over "gloo" local ranks go round those that there are.
+  int device = -1;
   absl::Duration timeout = absl::Minutes(2);  // of each collective
-  // How this rank meets the others, over backend "nccl". Null: as the launcher's environment says;
-  // alone without a launcher.
+  // How this rank meets the others, over `backend`. Null: as the launcher's environment says; alone
+  // without a launcher.
   std::function<absl::StatusOr<std::unique_ptr<shardweave::World>>()> join = {};
 };
 

@@ -33,6 +33,7 @@ ABSL_FLAG(bool, strict, false, "a figure that misses its target is a failure");
 ABSL_FLAG(std::vector<std::string>, only, {}, "names of checks, separated by commas");
 ABSL_FLAG(int, ranks, 0, "start so many processes here; default: as a launcher has done, or one");
 ABSL_FLAG(int, device, -1, "this rank's GPU; default: that of its local rank");
+ABSL_FLAG(std::string, backend, "nccl", "nccl, or gloo: by way of the host, several ranks on one GPU");
 ABSL_FLAG(std::string, directory, "", "where the checkpoint goes for a while; ranks share it");
 ABSL_FLAG(double, timeout, 120, "seconds that a collective may take");
 
@@ -54,6 +55,7 @@ std::string usage() {
   --strict          a figure that misses its target is a failure
   --only=NAME,...   these checks alone (and machine and join)
   --ranks=N         starts N processes on this machine
+  --backend=gloo    not NCCL but Gloo, by way of the host: several ranks may have one GPU
   --device=N        this rank's GPU (default: that of its local rank)
   --directory=DIR   where the checkpoint goes for a while; all ranks share it (default: /tmp)
   --timeout=SECONDS of a collective (default: 120)
@@ -110,6 +112,7 @@ int run(int argc, char** argv) {
   options.strict = absl::GetFlag(FLAGS_strict);
   options.only = absl::GetFlag(FLAGS_only);
   options.device = absl::GetFlag(FLAGS_device);
+  options.backend = absl::GetFlag(FLAGS_backend);
   options.directory = absl::GetFlag(FLAGS_directory);
   options.timeout = absl::Seconds(timeout);
   const absl::StatusOr<GpuReport> report = gpu_check(options);
