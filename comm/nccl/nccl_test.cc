@@ -43,8 +43,13 @@ ConformanceBackend nccl(const std::string& name, const FakeGpuScript& script,
 SHARDWEAVE_COMM_CONFORMANCE(Nccl, nccl("Nccl", {}, {}, {}));
 SHARDWEAVE_COMM_CONFORMANCE(Mixed, nccl("Mixed", {.calls_go_on = false}, {.compare_first = true},
                                         {.every_on_cpu = 3}));
-// Messages to a rank itself included, and every guarantee of the CPU's backend.
-SHARDWEAVE_COMM_CONFORMANCE(Staged, on_gpus("Staged", connect_staged, {}, {}, {}));
+// Every guarantee of the CPU's backend, but that wait_on() waits for the operation.
+ConformanceBackend staged() {
+  ConformanceBackend result = on_gpus("Staged", connect_staged, {}, {}, {});
+  result.blocks_at_issue = true;
+  return result;
+}
+SHARDWEAVE_COMM_CONFORMANCE(Staged, staged());
 
 }  // namespace
 }  // namespace shardweave

@@ -432,6 +432,19 @@ at::Tensor with_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
   return result;
 }
 
+namespace {
+
+// Whether nobody else has `tensor`, nor its memory but `local`.
+bool is_last_of(const at::Tensor& tensor, const at::Tensor& local) {
+  const at::Tensor& before = meta_of(tensor).local();
+  if (tensor.use_count() != 1 || !before.has_storage()) return false;
+  return local.is_same(before) ? local.use_count() == 2 && local.storage().use_count() == 1
+                               : before.use_count() == 1 && local.use_count() == 1 &&
+                                     local.storage().use_count() == 2;
+}
+
+}  // namespace
+
 void bring_to(std::vector<at::Tensor>& tensors, const std::vector<Layout>& layouts,
               const Cause& cause) {
   std::vector<size_t> moving;
@@ -449,7 +462,9 @@ void bring_to(std::vector<at::Tensor>& tensors, const std::vector<Layout>& layou
     at::Tensor& tensor = tensors[moving[k]];
     const std::shared_ptr<MeshContext> context = meta_of(tensor).context;
     at::Tensor local = std::move(arrived.local);
-    if (local.is_alias_of(meta_of(tensor).local())) local = local.clone();
+    if (local.is_alias_of(meta_of(tensor).local()) && !is_last_of(tensor, local)) {
+      local = local.clone();
+    }
     tensor = wrap(std::move(local), std::move(arrived.target), context);
     meta_of(tensor).came_from(arrived.provenance);
   }

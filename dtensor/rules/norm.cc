@@ -26,13 +26,16 @@ TensorInfo none() {
   return {};
 }
 
+bool is_on_gpu(const TensorInfo& input) {
+  return input.spec != nullptr && input.spec->device.is_cuda();
+}
+
 // Mean and 1/deviation of half precision are kept in single on GPUs, and on CPUs where the weight
 // is.
 at::ScalarType statistics_dtype(const TensorInfo& input, const TensorInfo& weight) {
   const bool half = input.dtype == at::kHalf || input.dtype == at::kBFloat16;
-  const bool gpu = input.spec != nullptr && input.spec->device.is_cuda();
   const bool mixed = weight.defined && weight.dtype == at::kFloat;
-  return half && (gpu || mixed) ? at::kFloat : input.dtype;
+  return half && (is_on_gpu(input) || mixed) ? at::kFloat : input.dtype;
 }
 
 // Group norm's: on GPUs as on CPUs.
@@ -223,7 +226,7 @@ void normalize_shard_backward(const c10::OperatorHandle& op, c10::Stack& stack,
   boxed.finish({results[0], results[1], results[2]});
 }
 
-// The output, and no statistics.
+// The output, and no statistics; on GPUs those that were given.
 void batch_norm(const OpCall& call, Strategies& out) {
   if (call.bool_arg("training")) return;  // composed
   for (int d = 0; d < call.input("input").ndim(); ++d) {
@@ -231,30 +234,38 @@ void batch_norm(const OpCall& call, Strategies& out) {
     const bool channels = d == 1;
     std::vector<Placement> inputs(call.num_inputs(), channels ? Shard(0) : Replicate());
     inputs[call.input_index("input")] = Shard(d);
-    out.add(std::move(inputs), {Shard(d), Replicate(), Replicate()}, normalize_shard);
+    const Placement saved = channels && is_on_gpu(call.input("input")) ? Shard(0) : Replicate();
+    out.add(std::move(inputs), {Shard(d), saved, saved}, normalize_shard);
   }
 }
 
 void batch_norm_shapes(OpCall& call) {
   const TensorInfo& input = call.input("input");
-  const int64_t channels = call.bool_arg("training") ? input.sizes[1] : 0;
+  const bool saves = call.bool_arg("training") || is_on_gpu(input);
+  const int64_t channels = saves ? input.sizes[1] : 0;
   const TensorInfo statistics =
       contiguous_info({channels}, statistics_dtype(input, call.input("weight")));
   call.outputs = {like_info(input), statistics, statistics};
 }
 
-// Gradients of input, weight and bias. What was saved is not read.
+// Gradients of input, weight and bias.
 void batch_norm_backward(const OpCall& call, Strategies& out) {
   if (call.bool_arg("train")) return;  // composed
   for (int d = 0; d < call.input("input").ndim(); ++d) {
     const bool channels = d == 1;
     const Placement each = channels ? Shard(0) : Replicate();
     const Placement sum = channels ? Shard(0) : Partial();
+    // What forward has saved, on GPUs, is read there.
+    const TensorInfo& mean = call.input("save_mean");
+    const bool saved = mean.defined && mean.sizes[0] == call.input("input").sizes[1];
+    const Placement each_saved = saved ? each : Replicate();
     out.add({{"grad_out", Shard(d)},
              {"input", Shard(d)},
              {"weight", each},
              {"running_mean", each},
-             {"running_var", each}},
+             {"running_var", each},
+             {"save_mean", each_saved},
+             {"save_invstd", each_saved}},
             {Shard(d), sum, sum}, normalize_shard_backward);
   }
   out.add_linear({{"grad_out"}});
@@ -402,10 +413,11 @@ void batch_norm_training_backward(const c10::OperatorHandle& op, c10::Stack& sta
   const at::Tensor invstd = call.tensor("save_invstd").to(dtype);
   const at::Tensor grad = move_input(op, call.tensor("grad_out"), layout_of(input), "grad_out");
 
-  // With a deviation of 1: sums of the gradient times the distance, and of the gradient.
+  // With a deviation of 1: sums of the gradient times the distance, and of the gradient. CPUs take
+  // the running statistics, GPUs the saved ones.
+  const at::Tensor ones = at::ones_like(mean);
   auto [unused, weighted, sum] = at::native_batch_norm_backward(
-      grad, input, at::ones_like(mean), mean, at::ones_like(mean), {}, {},
-      /*train=*/false, 0, {false, true, true});
+      grad, input, ones, mean, ones, mean, ones, /*train=*/false, 0, {false, true, true});
   at::Tensor both = at::stack({weighted, sum});
   // The gradient of the input needs them whole; by themselves they may stay summands.
   if (mask[0]) both = with_values(op, both, "result");

@@ -150,10 +150,14 @@ Layout random_layout(const Input& input, const DeviceMesh& mesh, bool unusual,
 class Trial {
  public:
   Trial(const Sample& sample, const SampleCall& call, const OpInfo& info, const Ranks& ranks,
-        uint64_t seed)
-      : sample_(sample), call_(call), info_(info), ranks_(ranks), seed_(seed) {
+        const ValidationOptions& options)
+      : sample_(sample),
+        call_(call),
+        info_(info),
+        ranks_(ranks),
+        seed_(options.seed * 100 + 7) {
     for (size_t i = 0; i < call.inputs().size(); ++i) {
-      inputs_.push_back(call.inputs()[i].make(seed * 16 + i + 1));
+      inputs_.push_back(call.inputs()[i].make(seed_ * 16 + i + 1).to(options.device));
     }
     outputs_ = call.run(inputs_);
   }
@@ -302,7 +306,7 @@ Validation validate_decisions(const Sample& sample, const Rule& rule,
   const OpInfo info(call.op(), table);
   const at::AutoDispatchBelowADInplaceOrView guard;
   for (const Ranks& ranks : *meshes) {
-    Trial trial(sample, call, info, ranks, options.seed * 100 + 7);
+    Trial trial(sample, call, info, ranks, options);
     std::mt19937_64 random(options.seed);
     std::set<std::string> reported;
     for (int n = 0; n < options.max_combinations; ++n) {

@@ -328,6 +328,11 @@ at::Tensor Input::make(uint64_t seed) const {
 }
 
 Tensors summands(const at::Tensor& whole, ReduceOp op, int count, uint64_t seed) {
+  if (!whole.is_cpu()) {
+    Tensors result = summands(whole.cpu(), op, count, seed);
+    for (at::Tensor& summand : result) summand = summand.to(whole.device());
+    return result;
+  }
   const at::IntArrayRef sizes = whole.sizes();
   const at::ScalarType dtype = whole.scalar_type();
   auto noise = [&](int i) { return normal(sizes, dtype, seed * 64 + static_cast<uint64_t>(i)); };

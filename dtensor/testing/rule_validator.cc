@@ -88,10 +88,10 @@ at::Tensor shard_of(const at::Tensor& whole, const Placement& placement, int ran
 class Trial {
  public:
   Trial(const Sample& sample, const SampleCall& call, const ShardedRule& rule, const Ranks& ranks,
-        uint64_t seed)
+        uint64_t seed, c10::Device device)
       : sample_(sample), call_(call), rule_(rule), ranks_(ranks), seed_(seed) {
     for (size_t i = 0; i < call.inputs().size(); ++i) {
-      inputs_.push_back(call.inputs()[i].make(seed * 16 + i + 1));
+      inputs_.push_back(call.inputs()[i].make(seed * 16 + i + 1).to(device));
     }
     outputs_ = call.run(inputs_);
   }
@@ -540,7 +540,7 @@ Validation validate_strategies(const Sample& sample, const Rule& rule,
   for (const int count : {2, 3, 4}) {
     const Ranks ranks(count);
     Trial trial(sample, call, *rule.sharded(), ranks,
-                options.seed * 100 + static_cast<uint64_t>(count));
+                options.seed * 100 + static_cast<uint64_t>(count), options.device);
     const auto currents = current_placements(trial, count, options);
     const std::vector<Strategy> offered = try_offered(sample, trial, ranks, currents, result);
     const bool constant = std::any_of(trial.outputs().begin(), trial.outputs().end(), is_constant);

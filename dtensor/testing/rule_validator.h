@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "c10/core/Device.h"
 #include "shardweave/dtensor/rule.h"
 #include "shardweave/dtensor/testing/sample.h"
 
@@ -36,6 +37,7 @@ struct ValidationOptions {
   int max_combinations = 4000;  // per sample and mesh; more are sampled
   bool find_missing = true;
   uint64_t seed = 1;
+  c10::Device device = c10::kCPU;  // whose kernels run
 };
 
 struct Validation {

@@ -3,6 +3,7 @@
 //
 //   ./bazelw run -c opt //dtensor:validate_rules -- --ops=conv
 //   ./bazelw run -c opt //dtensor:validate_rules -- --all --json
+//   ./bazelw run -c opt //dtensor:validate_rules -- --device=cuda      # LibTorch's kernels for GPUs
 //
 // Exits with 1 if anything is wrong. --all tries many more combinations of placements than the
 // default, which is what validate_rules_test runs.
@@ -27,12 +28,16 @@
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/load_cuda.h"
 #include "shardweave/dtensor/testing/rule_validator.h"
 #include "shardweave/tools/progress/progress_bar.h"
 
 ABSL_FLAG(bool, all, false,
           "try all combinations up to thousands per sample, and all samples end to end");
 ABSL_FLAG(std::string, ops, "", "only operators whose name contains this");
+ABSL_FLAG(std::string, device, "cpu",
+          "whose kernels run; on another than the CPU strategies and decisions are tried, and nothing "
+          "end to end, for which each rank would need one");
 ABSL_FLAG(bool, json, false, "end with one line of JSON on stdout; all else goes to stderr");
 ABSL_FLAG(uint64_t, seed, 1, "of the values and of the sampled combinations");
 
@@ -92,7 +97,14 @@ Validation look_for_missing(const Sample& sample, const Rule& rule, ValidationOp
   return result;
 }
 
-Validation validate(const Sample& sample, bool all, uint64_t seed) {
+struct Extent {
+  bool all = false;
+  uint64_t seed = 1;
+  c10::Device device = c10::kCPU;
+};
+
+Validation validate(const Sample& sample, const Extent& extent) {
+  const bool all = extent.all;
   Validation result;
   try {
     const SampleCall call(sample);
@@ -100,17 +112,21 @@ Validation validate(const Sample& sample, bool all, uint64_t seed) {
     if (rule != nullptr) {
       ValidationOptions options;
       options.max_combinations = all ? 1500 : 40 / kCheckedShare;
-      options.find_missing = all;
-      options.seed = seed;
-      result.merge(all ? look_for_missing(sample, *rule, options)
+      // A driver of GPUs does not survive fork().
+      options.find_missing = all && extent.device.is_cpu();
+      options.seed = extent.seed;
+      options.device = extent.device;
+      result.merge(options.find_missing
+                       ? look_for_missing(sample, *rule, options)
                        : validate_strategies(sample, *rule, options));
       options.max_combinations = all ? 400 : 24 / kCheckedShare;
       result.merge(validate_decisions(sample, *rule, options));
     }
+    if (!extent.device.is_cpu()) return result;
     CheckOptions options;
     options.max_combinations = all ? 100 : 6;
     options.all_partials = true;
-    options.seed = seed;
+    options.seed = extent.seed;
     std::vector<std::vector<MeshDim>> meshes = {{{"x", 2}}, {{"x", 3}}, {{"x", 2}, {"y", 2}}};
     if (!all) meshes = {{{"x", 3}}};
     result.merge(validate_end_to_end(sample, meshes, options));
@@ -184,6 +200,14 @@ int run() {
   at::set_num_threads(1);
   const bool all = absl::GetFlag(FLAGS_all);
   const bool json = absl::GetFlag(FLAGS_json);
+  Extent extent = {.all = all, .seed = absl::GetFlag(FLAGS_seed)};
+  try {
+    extent.device = c10::Device(absl::GetFlag(FLAGS_device));
+    if (extent.device.is_cuda()) throw_if_error(load_cuda(0));
+  } catch (const std::exception& error) {
+    std::cerr << "validate_rules: --device=" << absl::GetFlag(FLAGS_device) << ": " << error.what() << "\n";
+    return 2;
+  }
   const std::vector<Job> todo = jobs(absl::GetFlag(FLAGS_ops));
   if (todo.empty()) {
     std::cerr << "validate_rules: no sample of an operator whose name contains '"
@@ -198,7 +222,7 @@ int run() {
   std::map<std::string, Validation> families;
   Validation total;
   for (const Job& job : todo) {
-    Validation found = validate(*job.sample, all, absl::GetFlag(FLAGS_seed));
+    Validation found = validate(*job.sample, extent);
     families[job.family->name].merge(found);
     total.merge(std::move(found));
     bar.step_done(absl::StrFormat("%d wrong  %s", total.wrong.size(), job.sample->op));
@@ -208,7 +232,7 @@ int run() {
     if (has_rule(op)) with_rule.insert(op);
   }
   std::vector<std::string> unreached;
-  if (absl::GetFlag(FLAGS_ops).empty()) unreached = rules_without_samples(total.reached);
+  if (absl::GetFlag(FLAGS_ops).empty() && extent.device.is_cpu()) unreached = rules_without_samples(total.reached);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
 
   std::ostream& out = json ? std::cerr : std::cout;
