@@ -14,6 +14,7 @@
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/observe/observer.h"
 #include "shardweave/dtensor/observe/profile_trace.h"
+#include "shardweave/dtensor/testing/counting_allocator.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/fully_shard.h"
 #include "torch/csrc/autograd/autograd.h"
@@ -25,6 +26,7 @@ namespace {
 using dtensor_internal::MeshContext;
 using dtensor_internal::Observer;
 using dtensor_internal::Observing;
+using testing::CountingAllocator;
 using testing::on_mesh;
 namespace nn = torch::nn;
 
@@ -192,6 +194,28 @@ TEST(FullyShardOverlapTest, MemoryIsBounded) {
     }
     EXPECT_EQ(fully_shard_counters(mesh).peak_gathered_bytes, 3 * (kDim + 1) * kDim * 4);
   });
+}
+
+// Nothing travels: what backward has made is the gradient.
+TEST(FullyShardOverlapTest, ARankAloneCopiesNoGradients) {
+  CountingAllocator::install();
+  for (const std::vector<MeshDim>& dims :
+       std::vector<std::vector<MeshDim>>{{{"dp", 1}}, {{"dp", 1}, {"tp", 1}}}) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      constexpr int64_t kSize = 256, kGradients = kSize * (kSize + 1) * sizeof(float);
+      nn::Linear model(kSize, kSize);
+      fully_shard(*model, mesh, {.mesh_dim = "dp"});
+      at::Tensor x = distribute_tensor(at::ones({1, kSize}), mesh, {{"dp", Shard(0)}});
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        const at::Tensor loss = model(x).sum();
+        const int64_t before = CountingAllocator::mine().live;
+        CountingAllocator::mine().peak = before;
+        loss.backward();
+        EXPECT_LT(CountingAllocator::mine().peak - before, kGradients * 5 / 4) << step;
+      }
+    });
+  }
 }
 
 // What it looks like in a trace: spans of reduce-scatters and operators overlap.

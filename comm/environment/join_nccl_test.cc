@@ -100,11 +100,46 @@ TEST_F(JoinNcclTest, NoDriver) {
   expect_error(join(2, {}, options), absl::StatusCode::kFailedPrecondition, "no NVIDIA driver");
 }
 
-TEST_F(JoinNcclTest, DevicesOfOtherBackends) {
-  expect_error(join(1, {}, {.device = 1}), absl::StatusCode::kInvalidArgument,
-               "device 1 with backend \"gloo\"");
+TEST_F(JoinNcclTest, DevicesThatAreNone) {
+  expect_error(join(1, {}, {.device = -7}), absl::StatusCode::kInvalidArgument, "device -7");
   expect_error(join(1, {}, {.backend = "nccl", .device = -7}), absl::StatusCode::kInvalidArgument,
                "device -7");
+}
+
+// By way of the host, with each rank's device: needs no NCCL.
+TEST_F(JoinNcclTest, GlooTakesMemoryOfADevice) {
+  NcclLibraries libraries = fake_libraries();
+  libraries.nccl = "/no/libnccl.so.2";
+  use(libraries);
+  const auto results =
+      join(1, {}, {.timeout = absl::Seconds(30), .device = 2}, [](World& world) -> absl::Status {
+        EXPECT_EQ(world.comm()->backend_name(), "gloo");
+        const auto device = fake_device(2);
+        const DeviceStream stream = device->make_stream();
+        const float mine = 3;
+        Buffer x{fake_gpu_of_tests().allocate(2, 4), 1, DType::kF32, device->device()};
+        device->copy_to_device(x.data, &mine, 4, stream);
+        absl::Status status =
+            world.comm()->all_reduce(x, x, ReduceOp::kSum, {.stream = stream}).wait();
+        float got = 0;
+        std::memcpy(&got, fake_gpu_of_tests().contents(x.data), sizeof(got));
+        EXPECT_EQ(got, 3);
+        // Another device is not this rank's.
+        x.device.index = 0;
+        EXPECT_EQ(world.comm()->all_reduce(x, x, ReduceOp::kSum, {.stream = stream}).wait().code(),
+                  absl::StatusCode::kInvalidArgument);
+        return status;
+      });
+  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+}
+
+// Processes may share a device there, threads of one must not.
+TEST_F(JoinNcclTest, ThreadsThatAreGivenOneDevice) {
+  expect_error(join(2, {}, {.timeout = absl::Seconds(30), .device = 0}),
+               absl::StatusCode::kFailedPrecondition, "give each rank a process");
+  use({.driver = "/no/libcuda.so.1"});
+  expect_error(join(2, {}, {.timeout = absl::Seconds(30), .device = 0}),
+               absl::StatusCode::kFailedPrecondition, "by way of the host: no NVIDIA driver");
 }
 
 }  // namespace

@@ -434,13 +434,13 @@ at::Tensor with_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
 
 namespace {
 
-// Whether nobody else has `tensor`, nor its memory but `local`.
-bool is_last_of(const at::Tensor& tensor, const at::Tensor& local) {
-  const at::Tensor& before = meta_of(tensor).local();
-  if (tensor.use_count() != 1 || !before.has_storage()) return false;
-  return local.is_same(before) ? local.use_count() == 2 && local.storage().use_count() == 1
-                               : before.use_count() == 1 && local.use_count() == 1 &&
-                                     local.storage().use_count() == 2;
+// Whether nobody else has `tensor` or its memory, as LibTorch decides it where gradients become .grad:
+// views keep what they are views of, and count there.
+bool is_last(const at::Tensor& tensor) {
+  const DTensorMeta& meta = meta_of(tensor);
+  const bool has_been_given =
+      meta.family != nullptr && (meta.family->handed_out || !meta.family->remembered.empty());
+  return tensor.use_count() == 1 && meta.local().use_count() == 1 && !has_been_given;
 }
 
 }  // namespace
@@ -454,18 +454,16 @@ void bring_to(std::vector<at::Tensor>& tensors, const std::vector<Layout>& layou
     const DTensorMeta& meta = meta_of(tensors[i]);
     if (meta.spec->layout == layouts[i]) continue;
     moving.push_back(i);
+    const bool last = is_last(tensors[i]);
     in_flight.push_back(moving_to(meta, layouts[i]));
+    in_flight.back().is_given_up = last;
   }
   run_plans(in_flight, cause);
   for (size_t k = 0; k < moving.size(); ++k) {
     InFlight& arrived = in_flight[k];
     at::Tensor& tensor = tensors[moving[k]];
     const std::shared_ptr<MeshContext> context = meta_of(tensor).context;
-    at::Tensor local = std::move(arrived.local);
-    if (local.is_alias_of(meta_of(tensor).local()) && !is_last_of(tensor, local)) {
-      local = local.clone();
-    }
-    tensor = wrap(std::move(local), std::move(arrived.target), context);
+    tensor = wrap(std::move(arrived.local), std::move(arrived.target), context);
     meta_of(tensor).came_from(arrived.provenance);
   }
 }

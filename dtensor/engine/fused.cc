@@ -247,7 +247,8 @@ struct PlansUnderWay::State {
       finish_round(buckets, runs, transfers);
     } while (issue(/*copies=*/false));
     for (size_t i = 0; i < in_flight.size(); ++i) {
-      in_flight[i].local = owned(runs[i].local(), in_flight[i].local);
+      InFlight& arrived = in_flight[i];
+      arrived.local = owned(runs[i].local(), arrived.is_given_up ? at::Tensor() : arrived.local);
     }
   }
 

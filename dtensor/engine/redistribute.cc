@@ -439,7 +439,8 @@ at::Tensor run_plan(MeshContext& context, const ReadyPlan& plan, at::Tensor loca
 
 at::Tensor owned(at::Tensor local, const at::Tensor& given) {
   const size_t bytes = local.numel() * local.itemsize();
-  if (!local.is_alias_of(given) && local.storage().nbytes() == bytes) return local;
+  const bool is_alias = given.defined() && local.is_alias_of(given);
+  if (!is_alias && local.storage().nbytes() == bytes) return local;
   return local.clone();
 }
 

@@ -113,7 +113,8 @@ at::Tensor run_plan(MeshContext& context, const ReadyPlan& plan, at::Tensor loca
                     absl::Span<const int64_t> sizes, const Cause& cause);
 
 // What a DTensor keeps of the result of a plan: a tensor that shares nothing with what was `given`
-// and keeps no bytes but its own alive. Copies where it is not so already.
+// (undefined: nobody else has that) and keeps no bytes but its own alive. Copies where it is not so
+// already.
 at::Tensor owned(at::Tensor local, const at::Tensor& given);
 
 // A DTensor in another layout, without autograd; the same one if that is its layout.

@@ -318,6 +318,10 @@ at::Tensor reduce_over_ranks(const c10::OperatorHandle& op, const at::Tensor& li
               *meta.spec, /*is_argument=*/false);
 }
 
+bool is_on_gpu(const TensorInfo& input) {
+  return input.spec != nullptr && input.spec->device.is_cuda();
+}
+
 void zeros_if_empty(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   const size_t base = stack.size() - op.schema().arguments().size();
   c10::TensorOptions options;

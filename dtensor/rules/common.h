@@ -31,6 +31,8 @@ inline constexpr ReduceOp kAllReduceOps[] = {ReduceOp::kSum, ReduceOp::kAvg, Red
 TensorInfo contiguous_info(Dims sizes, at::ScalarType dtype);
 // What at::empty_like(like) gives: the strides of `like` where they are dense, else the same order.
 TensorInfo like_info(const TensorInfo& like);
+// Where LibTorch's kernels for GPUs give results of other shapes than those for CPUs.
+bool is_on_gpu(const TensorInfo& input);
 // What an elementwise operator gives that broadcasts these inputs, with the dtype of the first.
 TensorInfo broadcast_info(const OpCall& call, std::initializer_list<std::string_view> inputs);
 // The same of all inputs.

@@ -80,7 +80,8 @@ void embedding_dense_backward(const OpCall& call, Strategies& out) {
       out.add({{"grad_output", Shard(d)}, {"indices", Shard(d)}}, {Partial()});
     }
   }
-  out.add({{"grad_output", Shard(index_dims)}}, {Shard(1)});
+  // LibTorch's kernel for GPUs reads a column where there is none.
+  out.add({{"grad_output", Shard(index_dims)}}, {Shard(1)}, zeros_if_empty);
   out.add_linear({{"grad_output"}});
 }
 
@@ -171,7 +172,9 @@ void renorm_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const Loca
     boxed.finish({boxed.tensor("self")});
     return;
   }
-  boxed["indices"] = rows.local.masked_select(rows.here);
+  const at::Tensor indices = rows.local.masked_select(rows.here);
+  if (indices.numel() == 0) return boxed.finish({boxed.tensor("self")});
+  boxed["indices"] = indices;
   boxed.run();
 }
 

@@ -111,13 +111,14 @@ void ormqr(const OpCall& call, Strategies& out) {
 // self [..., m, n], b [..., m, k] or [..., m] -> solution, residuals, rank, singular values; those
 // that the driver does not compute are vectors of nothing.
 
-std::string_view driver_of(const c10::IValue& given) {
-  return given.isNone() ? "gelsy" : given.toStringView();
+std::string_view driver_of(const c10::IValue& given, bool on_gpu) {
+  if (given.isNone()) return on_gpu ? "gels" : "gelsy";
+  return given.toStringView();
 }
 
 // These find the rank, and leave the residuals out if any matrix has not the full one.
 bool residuals_depend_on_values(const Arguments& args) {
-  const std::string_view driver = driver_of(args["driver"]);
+  const std::string_view driver = driver_of(args["driver"], args.tensor("self").is_cuda());
   return driver == "gelsd" || driver == "gelss";
 }
 
@@ -145,7 +146,7 @@ void lstsq_shapes(OpCall& call) {
     solution.sizes.pop_back();
     solution.strides.pop_back();
   }
-  const bool gels = driver_of(call.arg("driver")) == "gels";
+  const bool gels = driver_of(call.arg("driver"), is_on_gpu(self)) == "gels";
   const at::ScalarType real = c10::toRealValueType(self.dtype);
   const TensorInfo nothing = contiguous_info({0}, real);
   TensorInfo rank = contiguous_info(gels ? Dims{0} : batch, at::kLong);

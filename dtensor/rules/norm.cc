@@ -26,10 +26,6 @@ TensorInfo none() {
   return {};
 }
 
-bool is_on_gpu(const TensorInfo& input) {
-  return input.spec != nullptr && input.spec->device.is_cuda();
-}
-
 // Mean and 1/deviation of half precision are kept in single on GPUs, and on CPUs where the weight
 // is.
 at::ScalarType statistics_dtype(const TensorInfo& input, const TensorInfo& weight) {
@@ -201,21 +197,31 @@ double count_per_channel(const at::Tensor& input) {
 void normalize_shard(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const at::Tensor input = boxed.tensor("input");
-  const at::Tensor nothing = at::empty({0}, input.options().dtype(call.outputs[1]->dtype));
-  if (input.numel() == 0) {
-    boxed.finish({at::empty_like(input), nothing, nothing.clone()});
-    return;
+  const bool repeats = input.is_cuda();
+  if (repeats && input.numel() != 0) return boxed.run();
+  const at::TensorOptions options = input.options().dtype(call.outputs[1]->dtype);
+  at::Tensor mean = at::empty({0}, options), invstd = mean.clone();
+  if (repeats) {
+    mean = boxed.tensor("running_mean").to(options.dtype(), /*non_blocking=*/false, /*copy=*/true);
+    invstd = boxed.tensor("running_var").to(options.dtype()).add(boxed["eps"].toDouble()).rsqrt_();
   }
+  if (input.numel() == 0) return boxed.finish({at::empty_like(input), mean, invstd});
   c10::Stack arguments = boxed.arguments();
   op.callBoxed(arguments);
-  boxed.finish({arguments.end()[-3].toTensor(), nothing, nothing.clone()});
+  boxed.finish({arguments.end()[-3].toTensor(), mean, invstd});
 }
 
 void normalize_shard_backward(const c10::OperatorHandle& op, c10::Stack& stack,
                               const LocalCall& call) {
   BoxedCall boxed(op, stack);
   const at::Tensor input = boxed.tensor("input");
-  if (input.numel() != 0) return boxed.run();
+  if (input.numel() != 0) {
+    // Kernels for GPUs want to know that nothing was saved.
+    for (const char* name : {"save_mean", "save_invstd"}) {
+      if (input.is_cuda() && !boxed.has(name)) boxed[name] = at::empty({0}, input.options());
+    }
+    return boxed.run();
+  }
   at::Tensor results[3];
   for (size_t i = 0; i < 3; ++i) {
     if (call.outputs[i] == nullptr) continue;

@@ -167,10 +167,29 @@ void frexp_shapes(OpCall& call) {
   call.outputs[1].dtype = at::kInt;
 }
 
-// The output and a buffer as large.
+// The output and a buffer as large; on GPUs it is of nothing.
 void log_sigmoid_shapes(OpCall& call) {
   like_input(call);
-  like_input(call);
+  const TensorInfo& self = call.input("self");
+  call.outputs.push_back(is_on_gpu(self) ? contiguous_info({0}, self.dtype) : like_info(self));
+}
+
+void log_sigmoid(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input("self");
+  for (int d = 0; d < self.ndim(); ++d) {
+    out.add({{"self", Shard(d)}}, {Shard(d), is_on_gpu(self) ? Replicate() : Shard(d)});
+  }
+}
+
+void log_sigmoid_backward(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input("self");
+  for (int d = 0; d < self.ndim(); ++d) {
+    out.add({{"grad_output", Shard(d)},
+             {"self", Shard(d)},
+             {"buffer", is_on_gpu(self) ? Replicate() : Shard(d)}},
+            {Shard(d)});
+  }
+  out.add_linear({{"grad_output"}});
 }
 
 // self with a weight that broadcasts to it.
@@ -216,7 +235,7 @@ void add_pointwise_rules(RuleTable& table) {
   table.add({"aten::logit", "aten::mvlgamma"}, pointwise().shapes(like_input_floating));
   table.add("aten::frexp", pointwise().shapes(frexp_shapes));
   table.add("aten::angle", pointwise().shapes(angle_shape));
-  table.add("aten::log_sigmoid_forward", pointwise().shapes(log_sigmoid_shapes));
+  table.add("aten::log_sigmoid_forward", sharded(log_sigmoid).shapes(log_sigmoid_shapes));
 
   // --- two operands ---
   table.add({"aten::__and__",     "aten::__or__",
@@ -300,8 +319,9 @@ void add_pointwise_rules(RuleTable& table) {
     like_input(call);
     like_input_bool(call);
   }));
-  table.add({"aten::hardswish_backward", "aten::hardtanh_backward", "aten::log_sigmoid_backward"},
+  table.add({"aten::hardswish_backward", "aten::hardtanh_backward"},
             pointwise(Linearity::kFirst).shapes(like_input));
+  table.add("aten::log_sigmoid_backward", sharded(log_sigmoid_backward).shapes(like_input));
   table.add("aten::native_dropout_backward", pointwise(Linearity::kFirst).shapes([](OpCall& call) {
     like_input(call);
     at::ScalarType& dtype = call.outputs[0].dtype;

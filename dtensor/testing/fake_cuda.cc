@@ -457,6 +457,75 @@ std::vector<int64_t> last_dims(const at::Tensor& t, at::IntArrayRef normalized) 
   return dims;
 }
 
+// Batch norm gives statistics in evaluation, too, and wants some in backward, if of nothing.
+at::Tensor per_channel(const at::Tensor& values, const at::Tensor& like) {
+  std::vector<int64_t> sizes(like.dim(), 1);
+  sizes[1] = -1;
+  return as_computed(values).view(sizes);
+}
+
+std::vector<int64_t> all_but_channels(const at::Tensor& x) {
+  std::vector<int64_t> dims = {0};
+  for (int64_t d = 2; d < x.dim(); ++d) dims.push_back(d);
+  return dims;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
+    const std::optional<at::Tensor>& running_var, bool training, double momentum, double eps) {
+  const at::Tensor x = as_computed(input).contiguous();
+  const std::vector<int64_t> dims = all_but_channels(x);
+  const at::Tensor mean = training ? x.mean(dims) : as_computed(*running_mean).clone();
+  const at::Tensor var =
+      training ? (x - per_channel(mean, x)).square().mean(dims) : as_computed(*running_var);
+  if (training && running_mean.has_value() && running_mean->defined()) {
+    const auto n = static_cast<double>(x.numel() / x.size(1));
+    running_mean->mul_(1 - momentum).add_(mean.to(running_mean->scalar_type()), momentum);
+    running_var->mul_(1 - momentum)
+        .add_(var.to(running_var->scalar_type()), momentum * n / (n - 1));
+  }
+  const at::Tensor invstd = (var + eps).rsqrt();
+  at::Tensor out = (x - per_channel(mean, x)) * per_channel(invstd, x);
+  if (weight.has_value() && weight->defined()) out = out * per_channel(*weight, x);
+  if (bias.has_value() && bias->defined()) out = out + per_channel(*bias, x);
+  return {out.to(input.scalar_type()), mean, invstd};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_backward(
+    const at::Tensor& grad_out, const at::Tensor& input, const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var,
+    const std::optional<at::Tensor>& save_mean, const std::optional<at::Tensor>& save_invstd,
+    bool train, double eps, std::array<bool, 3> wanted) {
+  TORCH_CHECK(save_mean.has_value() && save_mean->defined(), "save_mean should always be defined");
+  const bool saved = save_mean->numel() > 0;
+  const at::Tensor x = as_computed(input).contiguous(), g = as_computed(grad_out).contiguous();
+  const std::vector<int64_t> dims = all_but_channels(x);
+  const at::Tensor mean = saved ? *save_mean : as_computed(*running_mean);
+  const at::Tensor invstd = saved ? *save_invstd : (as_computed(*running_var) + eps).rsqrt();
+  const bool has_weight = weight.has_value() && weight->defined();
+  const at::Tensor normal = (x - per_channel(mean, x)) * per_channel(invstd, x);
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> result;
+  if (wanted[0]) {
+    at::Tensor h = has_weight ? g * per_channel(*weight, x) : g;
+    if (train) h = h - h.mean(dims, true) - normal * (h * normal).mean(dims, true);
+    std::get<0>(result) = (per_channel(invstd, x) * h).to(input.scalar_type());
+  }
+  const at::ScalarType of_channels = has_weight ? weight->scalar_type() : mean.scalar_type();
+  if (wanted[1]) std::get<1>(result) = (g * normal).sum(dims).to(of_channels);
+  if (wanted[2]) std::get<2>(result) = g.sum(dims).to(of_channels);
+  return result;
+}
+
+// The buffer is of nothing.
+std::tuple<at::Tensor, at::Tensor> log_sigmoid(const at::Tensor& self) {
+  return {at::softplus(-self).neg(), at::empty({0}, self.options())};
+}
+at::Tensor log_sigmoid_backward(const at::Tensor& grad, const at::Tensor& self,
+                                const at::Tensor& /*buffer*/) {
+  return grad * at::sigmoid(-self);
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(const at::Tensor& input,
                                                           at::IntArrayRef normalized,
                                                           const std::optional<at::Tensor>& weight,
@@ -672,6 +741,10 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("copy_", &copy_);
   m.impl("record_stream", &record_stream);
   m.impl("_fused_sdp_choice", &sdp_choice);
+  m.impl("native_batch_norm", &batch_norm);
+  m.impl("native_batch_norm_backward", &batch_norm_backward);
+  m.impl("log_sigmoid_forward", &log_sigmoid);
+  m.impl("log_sigmoid_backward", &log_sigmoid_backward);
   m.impl("native_layer_norm", &layer_norm);
   m.impl("native_layer_norm_backward", &layer_norm_backward);
   m.impl("_scaled_dot_product_flash_attention", &flash);

@@ -90,6 +90,9 @@ const std::vector<OperatorRow>& rows() {
                                       {normal({7, 5})},
                                       SHARDWEAVE_RUN(at::silu(x[0]), at::relu(x[0]),
                                                      at::sigmoid(x[0]))},
+                                     {"log_sigmoid",
+                                      {normal({7, 5})},
+                                      SHARDWEAVE_RUN(at::log_sigmoid(x[0]))},
                                      {"clamp",
                                       {normal({7, 5})},
                                       SHARDWEAVE_RUN(x[0].clamp(-0.5, 0.5))},
@@ -131,8 +134,9 @@ const std::vector<OperatorRow>& rows() {
                                       {normal({3, 7, 6}), normal({3, 5, 6})},
                                       SHARDWEAVE_RUN(at::einsum("bik,bjk->bij", {x[0], x[1]}))},
                                      // Reductions.
+                                     // (Ranks round their sums to bfloat16: of what does not cancel.)
                                      {"sum, mean",
-                                      {normal({7, 5})},
+                                      {positive({7, 5})},
                                       SHARDWEAVE_RUN(x[0].sum(), x[0].sum(1),
                                                      x[0].mean(), x[0].mean({1}))},
                                      {"var",
@@ -188,6 +192,14 @@ const std::vector<OperatorRow>& rows() {
                                       [](const Tensors& x) -> Tensors {
                                         return {at::batch_norm(x[0], x[1], x[2], {}, {}, true, 0.1,
                                                                1e-5, false)};
+                                      }},
+                                     {"batch_norm in evaluation",
+                                      {normal({7, 5}), normal({5}), normal({5}), normal({5}),
+                                       positive({5})},
+                                      [](const Tensors& x) -> Tensors {
+                                        return {at::batch_norm(x[0], x[1], x[2], x[3].detach(),
+                                                               x[4].detach(), false, 0.1, 1e-5,
+                                                               false)};
                                       }},
                                      {"cross_entropy",
                                       {normal({7, 5}), indices({7}, 5)},
