@@ -299,11 +299,18 @@ enum {
 
 typedef struct swv_world_options {
   size_t struct_size;
-  const char* backend;           /* of processes; NULL: "gloo". Ranks that are threads: not used */
+  const char* backend; /* "gloo", "nccl"; NULL: "gloo". Ranks that are threads: not used */
   const char* network_interface; /* NULL: loopback on one host, else by host name */
   int64_t timeout_ms; /* default deadline of rendezvous and collectives; 0: five minutes */
+  /* This rank's GPU, as CUDA numbers those that are visible. The CPU: with "nccl" that of the local
+   * rank, with "gloo" none. With "gloo" a GPU's memory goes by way of the host: slowly, but several
+   * processes may have one GPU. Ranks that are threads: not used. */
+  swv_device device;
 } swv_world_options;
-#define SWV_WORLD_OPTIONS_INIT {SWV_SIZE_TO(swv_world_options, timeout_ms), NULL, NULL, 0}
+/* clang-format off */
+#define SWV_WORLD_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_world_options, device), NULL, NULL, 0, {SWV_DEVICE_CPU, 0}}
+/* clang-format on */
 
 /* What a rank does. `world` is borrowed. */
 typedef swv_status* (*swv_rank_fn)(void* user_data, swv_world* world);

@@ -18,6 +18,8 @@ WorldOptions world_options(const swv_world_options* given) {
   result.backend = text_or(o.backend, result.backend, "options.backend");
   result.interface = text_or(o.network_interface, "", "options.network_interface");
   result.timeout = timeout(o.timeout_ms, "options.timeout_ms", result.timeout);
+  const Device device = comm_device(o.device, "options.device");
+  if (device.type == DeviceType::kCuda) result.device = device.index;
   return result;
 }
 

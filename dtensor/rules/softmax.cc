@@ -176,7 +176,9 @@ void masked_softmax(const OpCall& call, Strategies& out) {
   for (int d = 0; d < self.ndim(); ++d) {
     if (d == along) continue;
     const bool with_mask = (mask_type == 2 && same_shape) || (mask_type == 1 && d == 0);
-    const bool for_all = (mask_type == 0 && d < 2) || (mask_type == 1 && d == 1);
+    // (With padding LibTorch's kernel for GPUs wants an even number of heads.)
+    const bool for_all =
+        (mask_type == 0 && d < 2) || (mask_type == 1 && d == 1 && !is_on_gpu(self));
     // LibTorch's kernel for GPUs divides by the number of elements.
     if (with_mask) out.add({{"self", Shard(d)}, {"mask", Shard(d)}}, {Shard(d)}, zeros_if_empty);
     if (for_all) out.add({{"self", Shard(d)}}, {Shard(d)}, zeros_if_empty);

@@ -151,11 +151,7 @@ class Trial {
  public:
   Trial(const Sample& sample, const SampleCall& call, const OpInfo& info, const Ranks& ranks,
         const ValidationOptions& options)
-      : sample_(sample),
-        call_(call),
-        info_(info),
-        ranks_(ranks),
-        seed_(options.seed * 100 + 7) {
+      : sample_(sample), call_(call), info_(info), ranks_(ranks), seed_(options.seed * 100 + 7) {
     for (size_t i = 0; i < call.inputs().size(); ++i) {
       inputs_.push_back(call.inputs()[i].make(seed_ * 16 + i + 1).to(options.device));
     }
@@ -241,15 +237,15 @@ class Trial {
       for (const Tensors& of_rank : results) by_rank.push_back(of_rank[k]);
       for (int r = 0; r < ranks_.count(); ++r) {
         const SpecRef& spec = entries[r]->outputs[k];
-        const std::string difference = compare(by_rank, spec, outputs_[k], r);
+        const std::string difference = compare(by_rank, spec, outputs_[k], r, k);
         if (!difference.empty()) return absl::StrCat("output ", k, ": ", difference);
       }
     }
     return "";
   }
 
-  std::string compare(const Tensors& by_rank, const SpecRef& spec, const at::Tensor& want,
-                      int rank) const {
+  std::string compare(const Tensors& by_rank, const SpecRef& spec, const at::Tensor& want, int rank,
+                      size_t output) const {
     const at::Tensor& got = by_rank[rank];
     if (got.defined() != want.defined() || (spec != nullptr) != want.defined()) {
       return "undefined on one side";
@@ -264,7 +260,7 @@ class Trial {
                           c10::toString(spec->dtype), " [", absl::StrJoin(spec->local_sizes, ", "),
                           "]");
     }
-    if (!sample_.values) return "";
+    if (!has_values(sample_, output, want)) return "";
     Placements cuts = spec->layout.placements();
     for (Placement& p : cuts) {
       if (p.is_partial()) p = Replicate();

@@ -1,5 +1,7 @@
 #include "shardweave/dtensor/testing/pieces.h"
 
+#include <algorithm>
+
 #include "ATen/TensorOperators.h"
 #include "ATen/ops/allclose.h"
 #include "ATen/ops/equal.h"
@@ -29,6 +31,13 @@ at::Tensor reduce(const Tensors& pieces, ReduceOp op) {
   }
   if (op != ReduceOp::kAvg) return result.to(pieces[0].scalar_type());
   return (result / static_cast<int64_t>(pieces.size())).to(pieces[0].scalar_type());
+}
+
+bool has_values(const Sample& sample, size_t k, const at::Tensor& result) {
+  const auto& unset = sample.unset_on_gpus;
+  const bool is_unset = result.defined() && result.is_cuda() &&
+                        std::find(unset.begin(), unset.end(), k) != unset.end();
+  return sample.values && !is_unset;
 }
 
 bool close(const at::Tensor& got, const at::Tensor& want, double tolerance) {

@@ -11,11 +11,13 @@
 #include <memory>
 #include <vector>
 
+#include "ATen/DeviceAccelerator.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "c10/util/Exception.h"
 #include "shardweave/comm/rendezvous/rendezvous.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/load_cuda.h"
 #include "shardweave/tools/launch/launcher.h"
 
 namespace train_gpt {
@@ -39,6 +41,16 @@ int run_threads(const Backend& backend, const RankWork& rank) {
   return status.ok() ? kDone : fail(backend.name, status);
 }
 
+// Chooses this process's GPU.
+absl::Status take_gpu(const RendezvousInfo& info, shardweave::WorldOptions* options) {
+  absl::Status status = shardweave::load_cuda();
+  if (!status.ok()) return status;
+  const int rank_here = info.local_rank.value_or(info.rank);
+  options->device =
+      options->backend == "nccl" ? rank_here : rank_here % at::accelerator::deviceCount();
+  return shardweave::load_cuda(options->device);
+}
+
 // This process is one rank; a launcher has started it.
 int run_process(const Backend& backend, const RendezvousInfo& info, const RankWork& rank) {
   const std::string who = absl::StrCat(backend.name, ", rank ", info.rank, " of ", info.world_size);
@@ -51,8 +63,12 @@ int run_process(const Backend& backend, const RendezvousInfo& info, const RankWo
   }
   const auto activity = std::make_shared<Activity>("joining the other ranks");
   say_last_words(who, activity);
-  absl::StatusOr<std::unique_ptr<World>> world =
-      World::from_environment({.timeout = backend.timeout});
+  shardweave::WorldOptions options = {.timeout = backend.timeout};
+  if (backend.on_gpus) {
+    options.backend = backend.backend.empty() ? "nccl" : backend.backend;
+    if (absl::Status gpu = take_gpu(info, &options); !gpu.ok()) return fail(who, gpu);
+  }
+  absl::StatusOr<std::unique_ptr<World>> world = World::from_environment(options);
   if (!world.ok()) return fail(who, world.status());
   const absl::Status status = rank(**world, *activity);
   if (status.ok()) return kDone;
@@ -99,8 +115,8 @@ int run_on_ranks(const Backend& backend, int argc, char** argv, const RankWork& 
       shardweave::detect_rendezvous(shardweave::Environment::of_process());
   if (launched.ok()) return run_process(backend, *launched, rank);
   if (!absl::IsNotFound(launched.status())) return fail(backend.name, launched.status());
-  return backend.backend == "gloo" ? start_processes(backend, argc, argv)
-                                   : run_threads(backend, rank);
+  return backend.backend == "gloo" || backend.on_gpus ? start_processes(backend, argc, argv)
+                                                      : run_threads(backend, rank);
 }
 
 absl::Status run_guarded(const Activity& activity, const std::function<absl::Status()>& work) {

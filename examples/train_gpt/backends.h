@@ -29,11 +29,13 @@ void enter_working_directory();
 struct Backend {
   std::string name;  // of the program
   int num_ranks = 1;
-  std::string backend;  // "inproc", "gloo", or "": whichever fits the environment
+  std::string backend;  // "inproc", "gloo", "nccl", or "": whichever fits the environment
   absl::Duration timeout;
+  bool on_gpus = false;  // each rank has one, which is its thread's current device
 };
-// "inproc": threads of this process. "gloo": processes; this one is a rank if a launcher has started
-// it, else it starts itself once per rank, with the same arguments. Returns the exit code.
+// "inproc": threads of this process. "gloo", "nccl": processes; this one is a rank if a launcher has
+// started it, else it starts itself once per rank, with the same arguments. On GPUs over "nccl" each
+// rank has one of its own; over "gloo" ranks share those that there are. Returns the exit code.
 int run_on_ranks(const Backend& backend, int argc, char** argv,
                  const std::function<absl::Status(shardweave::World&, Activity&)>& rank);
 

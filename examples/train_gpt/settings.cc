@@ -19,10 +19,13 @@ ABSL_FLAG(
     "part of the optimizer's state; zero2, a part of the gradients, too; fsdp, a part of all, "
     "whole only while a block runs; hsdp, the same in each of --mesh's replicas; fsdp+tp, a "
     "part of what tensor parallelism leaves");
+ABSL_FLAG(std::string, device, "cpu", "where tensors are: cpu, or cuda, a GPU for each rank");
 ABSL_FLAG(
     std::string, backend, "",
     "inproc: ranks are threads of this process; gloo: ranks are processes, started here unless the "
-    "environment says that a launcher has done it; default: gloo under a launcher, else inproc");
+    "environment says that a launcher has done it; nccl: processes with a GPU each; default: with "
+    "--device=cuda nccl (gloo goes by way of the host, and several ranks may have one GPU), else "
+    "gloo under a launcher, and without one inproc");
 ABSL_FLAG(std::string, data, "", "the text to train on; default: the licence texts of Debian");
 ABSL_FLAG(int64_t, steps, 200, "training steps of this run");
 ABSL_FLAG(int64_t, layers, 2, "transformer blocks");
@@ -75,11 +78,12 @@ int Settings::zero_stage() const {
 }
 
 std::string Settings::to_string() const {
-  return absl::StrCat("mesh ", train_gpt::to_string(mesh), ", parallel ", parallel, ", steps ",
-                      steps, ", layers ", layers, ", dim ", dim, ", heads ", heads, ", batch ",
-                      batch, ", seq ", seq, ", lr ", learning_rate, ", seed ", seed, ", sample ",
-                      sample, trace.empty() ? "" : ", with a trace", save.empty() ? "" : ", save ",
-                      save, " ", save_every, resume.empty() ? "" : ", resume ", resume);
+  return absl::StrCat("mesh ", train_gpt::to_string(mesh), ", parallel ", parallel, ", device ",
+                      device, ", steps ", steps, ", layers ", layers, ", dim ", dim, ", heads ",
+                      heads, ", batch ", batch, ", seq ", seq, ", lr ", learning_rate, ", seed ",
+                      seed, ", sample ", sample, trace.empty() ? "" : ", with a trace",
+                      save.empty() ? "" : ", save ", save, " ", save_every,
+                      resume.empty() ? "" : ", resume ", resume);
 }
 
 absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
@@ -107,6 +111,7 @@ absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
   Settings s{
       .mesh = *std::move(mesh),
       .parallel = parallel,
+      .device = absl::GetFlag(FLAGS_device),
       .backend = absl::GetFlag(FLAGS_backend),
       .data = absl::GetFlag(FLAGS_data),
       .trace = absl::GetFlag(FLAGS_trace),
@@ -152,9 +157,13 @@ absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
     return absl::InvalidArgumentError(absl::StrCat("--timeout=", absl::FormatDuration(s.timeout),
                                                    ": wanted a time above 0, such as 30s"));
   }
-  if (s.backend != "" && s.backend != "inproc" && s.backend != "gloo") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--backend=", s.backend, ": wanted inproc or gloo"));
+  if (s.device != "cpu" && s.device != "cuda") {
+    return absl::InvalidArgumentError(absl::StrCat("--device=", s.device, ": wanted cpu or cuda"));
+  }
+  const std::string other = s.device == "cuda" ? "nccl" : "inproc";
+  if (s.backend != "" && s.backend != other && s.backend != "gloo") {
+    return absl::InvalidArgumentError(absl::StrCat("--backend=", s.backend, ", --device=", s.device,
+                                                   ": wanted ", other, " or gloo"));
   }
   return s;
 }

@@ -19,7 +19,8 @@ namespace train_gpt {
 struct Settings {
   std::vector<shardweave::MeshDim> mesh;  // dp and tp; one that was not named has size 1
   std::string parallel;                   // a name of kParallel, in settings.cc
-  std::string backend;                    // "inproc", "gloo", or "": whichever fits the environment
+  std::string device;                     // "cpu" or "cuda"
+  std::string backend;                    // "inproc", "gloo", "nccl", or "": whichever fits
   std::string data;                       // "": Text::read's default
   std::string trace;                      // "": none
   std::string save, resume;               // directories of checkpoints; "": none

@@ -2,6 +2,7 @@
 //
 //   ./bazelw run //examples:train_gpt
 //   ./bazelw run //examples:train_gpt -- --mesh=dp=1,tp=4 --backend=gloo --data=book.txt --check
+//   ./bazelw run //examples:train_gpt -- --mesh=dp=8 --device=cuda       # docs/gpu.md
 //
 // Here: the command line. The backends are in backends.cc. The model is in model.cc, how it is sharded and trained
 // in training.cc.
@@ -25,7 +26,8 @@ int run(int argc, char** argv) {
   return run_on_ranks({.name = "train_gpt",
                        .num_ranks = settings->num_ranks(),
                        .backend = settings->backend,
-                       .timeout = settings->timeout},
+                       .timeout = settings->timeout,
+                       .on_gpus = settings->device == "cuda"},
                       argc, argv, [&](shardweave::World& world, Activity& activity) {
                         return run_rank(world, *settings, activity);
                       });

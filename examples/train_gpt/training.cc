@@ -33,6 +33,10 @@ shardweave::ParameterPlan plan() {
 // Every rank makes the same weights and batches, so that none has to be sent.
 constexpr shardweave::DistributeOptions kNothingSent = {.source = std::nullopt};
 
+at::Tensor on_device(const at::Tensor& tensor, const Settings& settings) {
+  return tensor.to(at::Device(settings.device));  // "cuda": this thread's current GPU
+}
+
 template <typename Optimizer>
 int64_t take_steps(Gpt model, Optimizer& optimizer, const Settings& settings, const Text& text,
                    const MeshPtr& mesh, const std::function<void(double loss)>& step_done) {
@@ -51,6 +55,8 @@ int64_t take_steps(Gpt model, Optimizer& optimizer, const Settings& settings, co
   const int64_t end = first + settings.steps;
   for (int64_t step = first; step < end; ++step) {
     Batch batch = text.batch({step, settings.batch, settings.seq, settings.seed});
+    for (at::Tensor* tensor : {&batch.tokens, &batch.targets})
+      *tensor = on_device(*tensor, settings);
     if (mesh != nullptr) {  // each row of the mesh gets its share of the sequences
       shardweave::NamedPlacements rows = {{"dp", Shard(0)}};
       if (mesh->mesh().dim("replicas").ok()) rows.emplace_back("replicas", Shard(0));
@@ -80,6 +86,7 @@ int64_t take_steps(Gpt model, Optimizer& optimizer, const Settings& settings, co
 Gpt make_model(const Settings& settings, const MeshPtr& mesh) {
   Gpt model(GptOptions{settings.layers, settings.dim, settings.heads, settings.seq});
   init_weights(*model, settings.seed);
+  model->to(at::Device(settings.device));
   if (mesh == nullptr) return model;
   shardweave::distribute_module(*model, mesh, plan(), kNothingSent);
   // A unit for each block, and one for the rest: whole while it is used, forward and backward.
@@ -117,7 +124,8 @@ Sample sample(Gpt model, const Settings& settings, const Text& text, const MeshP
   Sample result{.prompt = std::string(text.bytes().substr(start, seq)), .generated = {}};
   std::string all = result.prompt;
   for (int64_t i = 0; i < settings.sample; ++i) {
-    at::Tensor tokens = to_tokens(std::string_view(all).substr(all.size() - seq));
+    at::Tensor tokens =
+        on_device(to_tokens(std::string_view(all).substr(all.size() - seq)), settings);
     if (mesh != nullptr)
       tokens = shardweave::distribute_tensor(tokens, mesh, shardweave::NamedPlacements{});
     at::Tensor scores = model->forward(tokens).select(1, -1);

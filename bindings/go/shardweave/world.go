@@ -41,6 +41,7 @@ type WorldOption func(*worldOptions)
 type worldOptions struct {
 	backend, networkInterface string
 	timeout                   time.Duration
+	device                    Device
 	noPrefix                  bool // and what follows: of Spawn
 	args                      []string
 }
@@ -48,8 +49,13 @@ type worldOptions struct {
 // WithTimeout is the deadline of the rendezvous and of every collective; else five minutes.
 func WithTimeout(d time.Duration) WorldOption { return func(o *worldOptions) { o.timeout = d } }
 
-// WithBackend chooses how processes communicate; else "gloo".
+// WithBackend chooses how processes communicate: "gloo", as without, or "nccl" between GPUs.
 func WithBackend(name string) WorldOption { return func(o *worldOptions) { o.backend = name } }
+
+// WithDevice names this process's GPU, as CUDA numbers those that are visible; else, and if it is the
+// CPU, it has with backend "nccl" that of its local rank, with "gloo" none. A GPU's memory goes by way
+// of the host with "gloo": slowly, but several processes may have one GPU.
+func WithDevice(gpu Device) WorldOption { return func(o *worldOptions) { o.device = gpu } }
 
 // WithNetworkInterface chooses the network; else loopback on one host, or what the host's name means.
 func WithNetworkInterface(name string) WorldOption {
@@ -178,7 +184,7 @@ func guard(w *World, body func(*World) error, ended func(error, *Panic)) {
 func FromEnvironment(ctx context.Context, options ...WorldOption) (*World, error) {
 	o := worldOptionsOf(options)
 	return join(ctx, o, func(timeout time.Duration) (c.World, error) {
-		return c.WorldFromEnvironment(o.backend, o.networkInterface, timeout)
+		return c.WorldFromEnvironment(o.backend, o.networkInterface, timeout, o.device.inner())
 	})
 }
 
@@ -200,7 +206,7 @@ func Join(ctx context.Context, r Rendezvous, options ...WorldOption) (*World, er
 	inner := c.Rendezvous{Rank: int32(r.Rank), WorldSize: int32(r.WorldSize), File: r.File, Host: r.Host,
 		Port: int32(r.Port), LocalRank: -1, Run: r.Run}
 	return join(ctx, o, func(timeout time.Duration) (c.World, error) {
-		return c.WorldJoin(inner, o.backend, o.networkInterface, timeout)
+		return c.WorldJoin(inner, o.backend, o.networkInterface, timeout, o.device.inner())
 	})
 }
 

@@ -155,14 +155,14 @@ func WorldCreateLocal(ranks int32, timeout time.Duration) ([]World, error) {
 	return worlds, err
 }
 
-func WorldFromEnvironment(backend, networkInterface string, timeout time.Duration) (World, error) {
+func WorldFromEnvironment(backend, networkInterface string, timeout time.Duration, device Device) (World, error) {
 	if err := checkText("an option", backend, networkInterface); err != nil {
 		return nil, err
 	}
 	var a arena
 	defer a.free()
 	var out World
-	err := result(C.swvgo_world_from_environment(a.orNull(backend), a.orNull(networkInterface), millis(timeout), &out))
+	err := result(C.swvgo_world_from_environment(a.orNull(backend), a.orNull(networkInterface), millis(timeout), device.c(), &out))
 	return out, err
 }
 
@@ -173,7 +173,7 @@ type Rendezvous struct {
 	Run             string
 }
 
-func WorldJoin(r Rendezvous, backend, networkInterface string, timeout time.Duration) (World, error) {
+func WorldJoin(r Rendezvous, backend, networkInterface string, timeout time.Duration, device Device) (World, error) {
 	if err := checkText("a field", r.File, r.Host, r.Run, backend, networkInterface); err != nil {
 		return nil, err
 	}
@@ -182,7 +182,7 @@ func WorldJoin(r Rendezvous, backend, networkInterface string, timeout time.Dura
 	var out World
 	err := result(C.swvgo_world_join(C.int32_t(r.Rank), C.int32_t(r.WorldSize), a.orNull(r.File), a.orNull(r.Host),
 		C.int32_t(r.Port), C.int32_t(r.LocalRank), a.orNull(r.Run), a.orNull(backend), a.orNull(networkInterface),
-		millis(timeout), &out))
+		millis(timeout), device.c(), &out))
 	return out, err
 }
 

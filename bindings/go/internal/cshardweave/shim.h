@@ -402,23 +402,25 @@ static inline swv_status* swvgo_plan_add_module(swv_plan* plan, const char* patt
 }
 
 static inline swv_world_options swvgo_world_options(const char* backend, const char* interface,
-                                                    int64_t timeout_ms) {
+                                                    int64_t timeout_ms, swv_device device) {
   swv_world_options options = SWV_WORLD_OPTIONS_INIT;
   options.backend = backend;
   options.network_interface = interface;
   options.timeout_ms = timeout_ms;
+  options.device = device;
   return options;
 }
 
 static inline swv_status* swvgo_world_create_local(int32_t num_ranks, int64_t timeout_ms,
                                                    swv_world** out_worlds) {
-  const swv_world_options options = swvgo_world_options(NULL, NULL, timeout_ms);
+  const swv_world_options options = swvgo_world_options(NULL, NULL, timeout_ms, (swv_device){0});
   return swv_world_create_local(num_ranks, &options, out_worlds);
 }
 
 static inline swv_status* swvgo_world_from_environment(const char* backend, const char* interface,
-                                                       int64_t timeout_ms, swv_world** out_world) {
-  const swv_world_options options = swvgo_world_options(backend, interface, timeout_ms);
+                                                       int64_t timeout_ms, swv_device device,
+                                                       swv_world** out_world) {
+  const swv_world_options options = swvgo_world_options(backend, interface, timeout_ms, device);
   return swv_world_from_environment(&options, out_world);
 }
 
@@ -426,8 +428,8 @@ static inline swv_status* swvgo_world_join(int32_t rank, int32_t world_size, con
                                            const char* host, int32_t port, int32_t local_rank,
                                            const char* run, const char* backend,
                                            const char* interface, int64_t timeout_ms,
-                                           swv_world** out_world) {
-  const swv_world_options options = swvgo_world_options(backend, interface, timeout_ms);
+                                           swv_device device, swv_world** out_world) {
+  const swv_world_options options = swvgo_world_options(backend, interface, timeout_ms, device);
   swv_rendezvous rendezvous = SWV_RENDEZVOUS_INIT;
   rendezvous.rank = rank;
   rendezvous.world_size = world_size;

@@ -266,12 +266,14 @@ pub const SWV_REDUCE_PRODUCT: i32 = 4;
 #[derive(Debug, Copy, Clone)]
 pub struct swv_world_options {
     pub struct_size: usize,
-    #[doc = " of processes; NULL: \"gloo\". Ranks that are threads: not used"]
+    #[doc = " \"gloo\", \"nccl\"; NULL: \"gloo\". Ranks that are threads: not used"]
     pub backend: *const ::std::os::raw::c_char,
     #[doc = " NULL: loopback on one host, else by host name"]
     pub network_interface: *const ::std::os::raw::c_char,
     #[doc = " default deadline of rendezvous and collectives; 0: five minutes"]
     pub timeout_ms: i64,
+    #[doc = " This rank's GPU, as CUDA numbers those that are visible. The CPU: with \"nccl\" that of the local\n rank, with \"gloo\" none. With \"gloo\" a GPU's memory goes by way of the host: slowly, but several\n processes may have one GPU. Ranks that are threads: not used."]
+    pub device: swv_device,
 }
 #[doc = " What a rank does. `world` is borrowed."]
 pub type swv_rank_fn = ::std::option::Option<

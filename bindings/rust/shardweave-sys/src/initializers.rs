@@ -7,10 +7,11 @@ use core::ptr;
 use crate::bindings::*;
 
 pub const SWV_WORLD_OPTIONS_INIT: swv_world_options = swv_world_options {
-    struct_size: 32,
+    struct_size: 40,
     backend: ptr::null(),
     network_interface: ptr::null(),
     timeout_ms: 0,
+    device: swv_device { type_: SWV_DEVICE_CPU, index: 0 },
 };
 
 pub const SWV_RENDEZVOUS_INIT: swv_rendezvous = swv_rendezvous {

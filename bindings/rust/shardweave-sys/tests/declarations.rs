@@ -260,7 +260,7 @@ fn size_behind<T>(_: *const T) -> usize {
 
 layouts! {
     swv_device { type_, index }
-    swv_world_options { struct_size, backend, network_interface, timeout_ms }
+    swv_world_options { struct_size, backend, network_interface, timeout_ms, device }
     swv_rendezvous { struct_size, rank, world_size, file, host, port, local_rank, run }
     swv_buffer { struct_size, data, count, dtype, device, reserved, stream }
     swv_collective {

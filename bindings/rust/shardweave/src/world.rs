@@ -10,6 +10,7 @@ use std::time::Duration;
 use shardweave_sys as sys;
 
 use crate::comm::{rank_numbers, Comm, CommCounters};
+use crate::dtype::Device;
 use crate::error::{Code, Error, Of, Result};
 use crate::ffi::{c_text, milliseconds, without_panics};
 use crate::mesh::{Mesh, MeshDims};
@@ -38,6 +39,8 @@ pub struct Threads {
 pub struct Processes {
     timeout: Option<Duration>,
     network_interface: Option<String>,
+    backend: Option<String>,
+    device: Option<Device>,
 }
 
 /// Where ranks meet. See [`Processes::join`].
@@ -373,6 +376,20 @@ impl Processes {
         self
     }
 
+    /// How processes communicate: "gloo", as without, or "nccl" between GPUs.
+    pub fn backend(mut self, name: impl Into<String>) -> Processes {
+        self.backend = Some(name.into());
+        self
+    }
+
+    /// This process's GPU, as CUDA numbers those that are visible. Without: with backend "nccl" that
+    /// of the local rank, with "gloo" none. With "gloo" a GPU's memory goes by way of the host:
+    /// slowly, but several processes may have one GPU.
+    pub fn device(mut self, gpu: Device) -> Processes {
+        self.device = Some(gpu);
+        self
+    }
+
     /// See [`World::from_environment`].
     #[allow(clippy::wrong_self_convention)] // a builder's last word
     pub fn from_environment(&self) -> Result<World> {
@@ -426,8 +443,16 @@ impl Processes {
             .map(|name| c_text(name, "network interface"))
             .transpose()
             .of(caller)?;
+        let backend =
+            self.backend.as_deref().map(|name| c_text(name, "backend")).transpose().of(caller)?;
         let mut options = sys::SWV_WORLD_OPTIONS_INIT;
         options.timeout_ms = milliseconds(self.timeout);
+        if let Some(backend) = &backend {
+            options.backend = backend.as_ptr();
+        }
+        if let Some(gpu) = self.device {
+            options.device = gpu.to_raw();
+        }
         if let Some(interface) = &interface {
             options.network_interface = interface.as_ptr();
         }
