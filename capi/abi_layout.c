@@ -17,11 +17,12 @@ SIZE(swv_device, 8);
 FIELD(swv_device, type, 0, 4);
 FIELD(swv_device, index, 4, 4);
 
-SIZE(swv_world_options, 32);
+SIZE(swv_world_options, 40);
 FIELD(swv_world_options, struct_size, 0, 8);
 FIELD(swv_world_options, backend, 8, 8);
 FIELD(swv_world_options, network_interface, 16, 8);
 FIELD(swv_world_options, timeout_ms, 24, 8);
+FIELD(swv_world_options, device, 32, 8);
 
 SIZE(swv_rendezvous, 48);
 FIELD(swv_rendezvous, struct_size, 0, 8);

@@ -1,6 +1,7 @@
 // What is wrong is an error that names function and argument, never a crash: every function with
 // NULL and zeros, then one kind of mistake after the other. Runs in checked mode.
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -904,6 +905,24 @@ TEST_F(BadInputTest, Rendezvous) {
   options.timeout_ms = -1;
   expect_fails(swv_world_create_local(1, &options, &world), SWV_CODE_INVALID_ARGUMENT,
                "'options.timeout_ms' is -1");
+
+  // A GPU where there is no driver: over NCCL, and by way of the host.
+  ::setenv("SHARDWEAVE_CUDA_DRIVER_LIBRARY", "/no/libcuda.so.1", 1);
+  const std::string file = ::testing::TempDir() + "/one_rank";
+  swv_rendezvous one = SWV_RENDEZVOUS_INIT;
+  one.file = file.c_str();
+  options = SWV_WORLD_OPTIONS_INIT;
+  options.device.index = 1;
+  expect_fails(swv_world_join(&one, &options, &world), SWV_CODE_INVALID_ARGUMENT, "options.device");
+  options.device = {SWV_DEVICE_CUDA, 0};
+  expect_fails(swv_world_join(&one, &options, &world), SWV_CODE_FAILED_PRECONDITION,
+               "a GPU's memory by way of the host: no NVIDIA driver");
+  options.backend = "nccl";
+  const std::string another = file + "_more";  // a file is of one run
+  one.file = another.c_str();
+  expect_fails(swv_world_join(&one, &options, &world), SWV_CODE_FAILED_PRECONDITION,
+               "backend nccl: no NVIDIA driver");
+  ::unsetenv("SHARDWEAVE_CUDA_DRIVER_LIBRARY");
 }
 
 }  // namespace

@@ -414,10 +414,11 @@ static void* resized(const void* from, size_t known, size_t size, int fill) {
   return at_end_of_page(bytes, size < sizeof(size) ? known : size);
 }
 
-/* `out`: it is written, not read. `drops`: it comes with a drop, which counts. */
-static void every_size(const char* name, swv_status* (*use)(void*), const void* from, size_t known,
-                       int out, int drops) {
-  const size_t wrong[] = {0, 7, known - 1, 4097, (size_t)1 << 40};
+/* `first`: the size that it had at first, which callers of old have. `out`: it is written, not read.
+ * `drops`: it comes with a drop, which counts. */
+static void every_size(const char* name, swv_status* (*use)(void*), const void* from, size_t first,
+                       size_t known, int out, int drops) {
+  const size_t wrong[] = {0, 7, first - 1, 4097, (size_t)1 << 40};
   size_t i;
   char text[64];
   printf("%s\n", name);
@@ -526,8 +527,10 @@ int main(void) {
   CHECK_OK(use_backward_options(NULL)); /* there is a gradient to clip */
 
 #define EVERY_SIZE(type, value, out, drops) \
-  every_size(#type, use_##type, &(value), (value).struct_size, out, drops)
-  EVERY_SIZE(world_options, world_options, 0, 0);
+  GROWN_SINCE(type, (value).struct_size, value, out, drops)
+#define GROWN_SINCE(type, first, value, out, drops) \
+  every_size(#type, use_##type, &(value), first, (value).struct_size, out, drops)
+  GROWN_SINCE(world_options, SWV_SIZE_TO(swv_world_options, timeout_ms), world_options, 0, 0);
   EVERY_SIZE(collective, collective, 0, 0);
   EVERY_SIZE(buffer, buffer, 0, 0);
   EVERY_SIZE(buffer_result, buffer, 1, 0);

@@ -93,7 +93,6 @@ var arguments = map[string]string{
 	"body": "argument 'body'", "num_ranks": "argument 'ranks'",
 	"backend":                       "WithBackend",
 	"options.backend":               "WithBackend",
-	"options.device":                "WithDevice",
 	"options.network_interface":     "WithNetworkInterface",
 	"options.timeout_ms":            "the timeout",
 	"options.tag":                   "the tag",

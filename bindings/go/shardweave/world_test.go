@@ -677,3 +677,15 @@ func TestARendezvousThatNobodyElseComesTo(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A GPU where there is no driver: by way of the host, and over NCCL.
+func TestDevicesThatAreNotThere(t *testing.T) {
+	t.Setenv("SHARDWEAVE_CUDA_DRIVER_LIBRARY", "/no/libcuda.so.1")
+	for backend, wanted := range map[string]string{"gloo": "by way of the host: no NVIDIA driver", "nccl": "backend nccl: no NVIDIA driver"} {
+		one := sw.Rendezvous{WorldSize: 1, File: filepath.Join(t.TempDir(), "meeting")}
+		_, err := sw.Join(background, one, sw.WithBackend(backend), sw.WithDevice(sw.Device{Kind: sw.CUDA}))
+		if !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), wanted) {
+			t.Errorf("%s: %v", backend, err)
+		}
+	}
+}

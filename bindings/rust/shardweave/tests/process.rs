@@ -5,8 +5,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use shardweave::{
-    args, live_handles, set_handle_checks, set_log, Code, Error, HandleChecks, Op, Tensor,
-    TensorOptions, World,
+    args, live_handles, set_handle_checks, set_log, Code, Device, Error, HandleChecks,
+    MeetingPoint, Op, Rendezvous, Tensor, TensorOptions, World,
 };
 
 /// Makes the library say something: this operator has no sharding rule, so it gathers.
@@ -71,12 +71,30 @@ fn errors_have_their_rank() {
     assert_eq!(Tensor::ones(&[-1]).unwrap_err().rank(), None); // of this rank alone
 }
 
+/// Where there is no driver: over NCCL, and by way of the host.
+fn devices_are_looked_for() {
+    std::env::set_var("SHARDWEAVE_CUDA_DRIVER_LIBRARY", "/no/libcuda.so.1");
+    let file = std::env::temp_dir().join(format!("shardweave_devices_{}", std::process::id()));
+    let alone =
+        Rendezvous { rank: 0, world_size: 1, at: MeetingPoint::File(file), local_rank: None };
+    for (backend, wanted) in [
+        ("gloo", "by way of the host: no NVIDIA driver"),
+        ("nccl", "backend nccl: no NVIDIA driver"),
+    ] {
+        let processes = World::processes().backend(backend).device(Device::Cuda(0));
+        let error = processes.join(&alone).unwrap_err();
+        assert_eq!(error.code(), Code::FailedPrecondition);
+        assert!(error.message().contains(wanted), "{error}");
+    }
+}
+
 #[test]
 fn what_holds_in_the_process() {
     const CHILD: &str = "SHARDWEAVE_TEST_PROCESS";
     if std::env::var_os(CHILD).is_some() {
         checks_are_switched();
         errors_have_their_rank();
+        devices_are_looked_for();
         log_goes_where_it_is_wanted();
         return;
     }
