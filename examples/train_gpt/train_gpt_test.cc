@@ -31,6 +31,7 @@
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -234,6 +235,18 @@ TEST(TrainGptTest, StartsItsOwnProcesses) {
   expect_same_losses(train({"--check", "--backend=gloo", "--mesh=dp=3,tp=1"}), 3);
 }
 
+// Without a GPU each rank says what is missing.
+TEST(TrainGptTest, OnGpusOrSaysWhyNot) {
+  for (const std::string backend : {"nccl", "gloo"}) {
+    Program program(with(kSmall, {"--device=cuda", "--mesh=dp=1", "--backend=" + backend}));
+    if (program.wait() == 0) continue;
+    EXPECT_EQ(program.wait(), 1);
+    EXPECT_THAT(program.err(),
+                AnyOf(HasSubstr("rank 0 of 1: FAILED_PRECONDITION: no CUDA in LibTorch"),
+                      HasSubstr("LibTorch's CUDA finds no GPU")));
+  }
+}
+
 TEST(TrainGptTest, JoinsTheRanksThatTheEnvironmentNames) {
   auto ranks = by_hand(4, with(kSmall, {"--check", "--json"}));
   const nlohmann::json result = result_of(*ranks[0]);
@@ -358,7 +371,8 @@ TEST(TrainGptTest, BadFlags) {
   expect({"--parallel=fsdp", "--mesh=dp=2,tp=2"}, "wanted fsdp+tp, or a mesh without tp");
   expect({"--parallel=fsdp", "--mesh=replicas=2,dp=2"}, "not 'replicas'");
   expect({"--parallel=hsdp", "--mesh=pp=2,dp=2"}, "wanted replicas, dp");
-  expect({"--backend=nccl"}, "--backend=nccl: wanted inproc or gloo");
+  expect({"--backend=nccl"}, "--backend=nccl, --device=cpu: wanted inproc or gloo");
+  expect({"--device=cuda", "--backend=inproc"}, "--device=cuda: wanted nccl or gloo");
   expect({"--heads=5"}, "--heads=5 does not divide --dim=96");
   expect({"--steps=many"}, "many");
   expect({"--stepz=4"}, "stepz");

@@ -74,13 +74,13 @@ fn errors_have_their_rank() {
 /// Where there is no driver: over NCCL, and by way of the host.
 fn devices_are_looked_for() {
     std::env::set_var("SHARDWEAVE_CUDA_DRIVER_LIBRARY", "/no/libcuda.so.1");
-    let file = std::env::temp_dir().join(format!("shardweave_devices_{}", std::process::id()));
-    let alone =
-        Rendezvous { rank: 0, world_size: 1, at: MeetingPoint::File(file), local_rank: None };
     for (backend, wanted) in [
         ("gloo", "by way of the host: no NVIDIA driver"),
         ("nccl", "backend nccl: no NVIDIA driver"),
     ] {
+        let file = format!("shardweave_devices_{}_{backend}", std::process::id());
+        let at = MeetingPoint::File(std::env::temp_dir().join(file));
+        let alone = Rendezvous { rank: 0, world_size: 1, at, local_rank: None };
         let processes = World::processes().backend(backend).device(Device::Cuda(0));
         let error = processes.join(&alone).unwrap_err();
         assert_eq!(error.code(), Code::FailedPrecondition);
