@@ -26,6 +26,21 @@ using namespace dtensor_internal;
 
 constexpr char kClipGradNorm[] = "clip_grad_norm";
 
+// LibTorch's operators on lists want one device.
+std::vector<std::vector<at::Tensor>> by_device(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::vector<at::Tensor>> groups;
+  for (const at::Tensor& tensor : tensors) {
+    const auto is_here = [&](const auto& group) { return group[0].device() == tensor.device(); };
+    const auto group = std::find_if(groups.begin(), groups.end(), is_here);
+    if (group == groups.end()) {
+      groups.push_back({tensor});
+    } else {
+      group->push_back(tensor);
+    }
+  }
+  return groups;
+}
+
 // What this rank's parts of some tensors add to the norm: the sum of the powers of their elements,
 // or the largest.
 class Sum {
@@ -37,8 +52,8 @@ class Sum {
     for (const at::Tensor& part : parts) {
       if (part.numel() > 0) (part.is_complex() ? complex : real).push_back(part);
     }
-    add(real, at::kDouble);
-    add(complex, at::kComplexDouble);
+    for (const auto& together : by_device(real)) add(together, at::kDouble);
+    for (const auto& together : by_device(complex)) add(together, at::kComplexDouble);
   }
   void add_power(double power) {
     if (std::isinf(norm_type_)) {
@@ -66,7 +81,6 @@ class Sum {
 
  private:
   void add(const std::vector<at::Tensor>& parts, at::ScalarType dtype) {
-    if (parts.empty()) return;
     const at::Tensor norms =
         at::stack(at::_foreach_norm(parts, norm_type_, dtype)).cpu();  // one copy for all
     const auto* values = norms.const_data_ptr<double>();
@@ -147,7 +161,7 @@ void multiply(const std::vector<at::Tensor>& grads, double factor) {
   check_written_together(grads, kClipGradNorm);
   std::vector<at::Tensor> parts;
   for (const at::Tensor& grad : grads) parts.push_back(part_to_write(grad, kClipGradNorm));
-  if (!parts.empty()) at::_foreach_mul_(parts, factor);
+  for (const auto& together : by_device(parts)) at::_foreach_mul_(together, factor);
   for (const at::Tensor& grad : grads) part_written(grad, kClipGradNorm);
 }
 

@@ -383,6 +383,29 @@ TEST(CudaTrainingTest, ClippingWaitsOnce) {
       kSlow);
 }
 
+// What the CPU keeps, such as a large embedding, counts too.
+TEST(CudaTrainingTest, ClippingOnTwoDevices) {
+  on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    std::vector<at::Tensor> parameters, plain;
+    for (int i = 0; i < 4; ++i) {
+      const at::Tensor there =
+          i % 2 == 0 ? numbers({4, 2}).add(i) : numbers({4, 2}).add(i).to(at::kCUDA);
+      parameters.push_back(i < 2 ? distribute_tensor(there, mesh, {Shard(0)}) : there);
+      plain.push_back(numbers({4, 2}).add(i));
+      for (std::vector<at::Tensor>* all : {&parameters, &plain}) {
+        all->back().requires_grad_();
+        all->back().square().sum().backward();
+      }
+    }
+    const double norm = clip_grad_norm(parameters, 1.0);
+    EXPECT_NEAR(norm, nn::utils::clip_grad_norm_(plain, 1.0), 1e-4);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(parameters[i].grad().device().type(), i % 2 == 0 ? at::kCPU : at::kCUDA);
+      expect_close(parameters[i].grad(), plain[i].grad(), "clipped");
+    }
+  });
+}
+
 // --- attention's kernels -------------------------------------------------------------------------
 
 struct Attention {

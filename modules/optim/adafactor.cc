@@ -34,12 +34,36 @@ class Sums {
     for (int m = 0; m < context_->mesh().ndim(); ++m) run(m, cause);
   }
   const at::Tensor& operator[](size_t place) const { return sums_[place].value; }
+  // Of a sum that is one number. The host waits for the device once, for all of them.
+  double number(size_t place) {
+    if (numbers_.empty()) read_numbers();
+    return numbers_[place];
+  }
 
  private:
   struct Sum {
     at::Tensor value;
     std::vector<int> mesh_dims;
   };
+
+  void read_numbers() {
+    numbers_.resize(sums_.size());
+    std::vector<size_t> places;
+    std::vector<at::Tensor> values;
+    for (size_t i = 0; i < sums_.size(); ++i) {
+      const at::Tensor& value = sums_[i].value;
+      if (value.numel() != 1) continue;
+      if (value.device() != sums_[0].value.device()) {
+        numbers_[i] = value.item<double>();
+        continue;
+      }
+      places.push_back(i);
+      values.push_back(value.reshape({1}));
+    }
+    const at::Tensor here = at::cat(values).cpu();
+    for (size_t k = 0; k < places.size(); ++k)
+      numbers_[places[k]] = here.const_data_ptr<double>()[k];
+  }
 
   void run(int mesh_dim, const Cause& cause) {
     std::vector<Sum*> together;
@@ -82,6 +106,7 @@ class Sums {
   MeshContext* context_;
   uint64_t provenance_;
   std::vector<Sum> sums_;
+  std::vector<double> numbers_;  // when they have been read
 };
 
 double epsilon(at::ScalarType dtype) {
@@ -130,9 +155,9 @@ class Adafactor {
     all_rows_ = sums.add(all, std::move(both));
   }
 
-  void add_update(const Sums& sums, Sums& norms) {
+  void add_update(Sums& sums, Sums& norms) {
     const double size = numel();
-    rms_ = std::sqrt(sums[parameter_].item<double>() / size);
+    rms_ = std::sqrt(sums.number(parameter_) / size);
     if (is_factored()) {
       row_means().lerp_((sums[rows_] / width()).to(accumulated()), w_);
       column_means().lerp_((sums[columns_] / height()).to(accumulated()), w_);
@@ -143,8 +168,8 @@ class Adafactor {
     norm_ = norms.add(sum_of_squares(direction()), u_.cutting);
   }
 
-  void apply(const Sums& norms) {
-    const double rms = std::sqrt(norms[norm_].item<double>() / numel());
+  void apply(Sums& norms) {
+    const double rms = std::sqrt(norms.number(norm_) / numel());
     const double rho = std::min(o_.lr, 1 / std::sqrt(u_.step.item<double>()));
     const double alpha = std::max(o_.eps2, rms_) * rho / std::max(1.0, rms / o_.clip_threshold);
     if (o_.weight_decay != 0) u_.part.mul_(1 - o_.lr * o_.weight_decay);

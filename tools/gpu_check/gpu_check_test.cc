@@ -65,7 +65,8 @@ class GpuCheckTest : public ::testing::Test {
 
   // The report of each rank; a rank is a thread with a GPU of its own.
   static std::vector<GpuReport> check(int ranks, const std::vector<std::string>& only = {},
-                                      const FakeGpuScript& script = {}) {
+                                      const FakeGpuScript& script = {},
+                                      const std::string& backend = "nccl") {
     fake_gpu_of_tests().reset(script);
     const std::shared_ptr<Store> store = make_in_process_store();
     std::vector<GpuReport> reports(ranks);
@@ -73,14 +74,16 @@ class GpuCheckTest : public ::testing::Test {
     for (int rank = 0; rank < ranks; ++rank) {
       threads.emplace_back([&, rank] {
         at::set_num_threads(1);
-        GpuCheckOptions options = {.sizes = kTiny, .only = only};
+        GpuCheckOptions options = {
+            .sizes = kTiny, .only = only, .backend = backend, .device = rank};
         options.directory = ::testing::TempDir();
         options.join = [&] {
           RendezvousInfo info;
           info.rank = rank;
           info.world_size = ranks;
           info.meeting_point.file = "not used: the store is given";
-          return join_world(store, info, {.backend = "nccl", .timeout = absl::Seconds(60)});
+          return join_world(store, info,
+                            {.backend = backend, .timeout = absl::Seconds(60), .device = rank});
         };
         absl::StatusOr<GpuReport> report = gpu_check(options);
         fake_gpu_of_tests().synchronize(rank, {});
@@ -138,6 +141,15 @@ TEST_F(GpuCheckTest, FourRanks) {
   EXPECT_EQ(reports[0].checks.size(), 6);
   EXPECT_THAT(reports[0].find("redistribution")->why, HasSubstr("2 meshes"));
   EXPECT_THAT(reports[0].find("training")->why, Not(HasSubstr("tp in fsdp")));
+}
+
+// Ranks that may share a GPU; here they have one each, for they are threads.
+TEST_F(GpuCheckTest, ByWayOfTheHost) {
+  const std::vector<GpuReport> reports =
+      check(2, {"collectives", "streams", "operators", "redistribution", "training", "checkpoint"},
+            {}, "gloo");
+  expect_passed(reports, {});
+  EXPECT_EQ(reports[0].checks.size(), 8);
 }
 
 TEST_F(GpuCheckTest, FindsAKernelThatIsWrong) {
