@@ -68,6 +68,31 @@ std::vector<NamedHook> named_by(torch::nn::Module& module, const FqnPattern& pat
   return found;
 }
 
+// A patch that runs, in this thread. One that calls its module, and not what it was given, would come
+// back to itself without end.
+class RunningPatch {
+ public:
+  RunningPatch(const PatchedRun* run, const torch::nn::Module* module, const std::string& fqn) {
+    const std::pair<const void*, const void*> mine = {run, module};
+    if (std::find(running().begin(), running().end(), mine) != running().end()) {
+      refuse_patch(absl::StatusCode::kFailedPrecondition,
+                   str_cat("the patch of the forward of '", fqn,
+                           "' calls that forward again, and so itself; what would have run without "
+                           "it is PatchedCall::forward, in C swv_function_context_original"));
+    }
+    running().push_back(mine);
+  }
+  ~RunningPatch() { running().pop_back(); }
+  RunningPatch(const RunningPatch&) = delete;
+  RunningPatch& operator=(const RunningPatch&) = delete;
+
+ private:
+  static std::vector<std::pair<const void*, const void*>>& running() {
+    thread_local std::vector<std::pair<const void*, const void*>> patches;
+    return patches;
+  }
+};
+
 }  // namespace
 
 void check_inputs_of_patch(const std::vector<at::Tensor>& given, size_t wanted) {
@@ -104,6 +129,7 @@ void patch_forwards(torch::nn::Module& module, std::string_view pattern, Patched
     named.hook->patch_tensors(
         [shared, fqn = named.fqn](torch::nn::Module& m, const TensorForward& forward,
                                   const std::vector<at::Tensor>& inputs, size_t num_results) {
+          const RunningPatch running(shared.get(), &m, fqn);
           return (*shared)({m, fqn, inputs, num_results, forward});
         });
   }

@@ -417,6 +417,32 @@ TEST(PatchForwardsTest, RunsInPlaceOfWhatIsThere) {
   EXPECT_EQ(run(*copy), std::pair(20.f, 20.f));
 }
 
+TEST(PatchForwardsTest, OneThatCallsItselfIsToldSo) {
+  nn::Module root;
+  const auto split = std::make_shared<Hooked<SplitImpl>>();
+  root.register_module("a", split);
+  bool again = true;
+  patch_forwards(root, "a", [&](const PatchedCall& call) {
+    if (!again) return call.forward(call.inputs);
+    const auto [first, second] =
+        dynamic_cast<Hooked<SplitImpl>&>(call.module).forward(call.inputs[0], call.inputs[1]);
+    return std::vector{first, second};
+  });
+  const at::Tensor x = at::ones({2});
+  for (int twice = 0; twice < 2; ++twice) {
+    try {
+      split->forward(x, x);
+      ADD_FAILURE() << "it comes back";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(error.status().message()),
+                  HasSubstr("the patch of the forward of 'a' calls that forward again"));
+    }
+  }
+  again = false;
+  EXPECT_EQ(std::get<0>(split->forward(x, x))[0].item<float>(), 2.f);
+}
+
 TEST(PatchForwardsTest, WhatCannotBeIsRefused) {
   Model model;
   const auto run = [](const PatchedCall& call) { return call.forward(call.inputs); };
