@@ -73,7 +73,8 @@ struct CallOptions {
   // a recv that has been issued before, and a recv a send: InvalidArgument where it would never end.
   bool blocking = false;
   // Of memory on a device: the operation begins when the device has done what is on this stream by
-  // now. What comes after the operation waits for it (Work::wait_on, Work::wait).
+  // now. What comes after the operation waits for it (Work::wait_on, Work::wait). It lives until the
+  // operation is done: what goes by way of the host comes back on it.
   DeviceStream stream;
   // Kept until the operation is done, as the memory must be that it owns: for callers who drop
   // theirs before. Let go of by whoever next calls this communicator, or by its destructor.

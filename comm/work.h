@@ -54,8 +54,9 @@ class Work {
   Work(std::shared_ptr<PendingWork> pending, const PendingWork::Token& token)
       : pending_(std::move(pending)), token_(token) {}
 
-  // Never blocks. May do a part of the operation's work. True also when the operation has failed,
-  // or its deadline has passed.
+  // Never waits for another rank. May do a part of the operation's work: of memory on a device that
+  // goes by way of the host, the copy back, in the order of the stream. True also when the operation
+  // has failed, or its deadline has passed.
   bool done() const { return pending_ == nullptr || pending_->done(token_); }
 
   // Whether it was done when it was made: known without asking who runs it.

@@ -155,9 +155,13 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     const Spec& like = *holder->spec;
     SpecRef spec = holder->context->intern(like.layout, like.sizes, like.strides,
                                            grads[0].scalar_type(), like.device, like.origins);
+    // What others have must not become a .grad, to which more is added in place: LibTorch does not see
+    // in the DTensor that they do. (autograd::Function has it twice.)
+    const bool is_shared = grads[0].use_count() > 2;
     at::Tensor grad = c10::GradMode::is_enabled()
                           ? FromLocal::apply(grads[0], spec, holder->context, holder->site)
-                          : wrap(grads[0].detach(), std::move(spec), holder->context);
+                          : wrap(is_shared ? grads[0].clone() : grads[0].detach(), std::move(spec),
+                                 holder->context);
     meta_of(grad).came_from(kRanksOwn);
     return {std::move(grad), at::Tensor(), at::Tensor()};
   }

@@ -219,6 +219,42 @@ TEST(FullyShardOverlapTest, ARankAloneCopiesNoGradients) {
 }
 
 // What it looks like in a trace: spans of reduce-scatters and operators overlap.
+// But what somebody else has, or two gradients have in common, is.
+TEST(FullyShardOverlapTest, ARankAloneSharesNoGradients) {
+  struct Two : nn::Module {
+    Two() {
+      a = register_parameter("a", at::ones({3, 4}));
+      b = register_parameter("b", at::ones({4, 3}));
+    }
+    at::Tensor a, b;
+  };
+  on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) {
+    Two two;
+    fully_shard(two, mesh);
+    const at::Tensor given = at::ones({3, 4});
+    for (int step = 1; step <= 3; ++step) {
+      to_local(two.a).backward(given);
+      EXPECT_TRUE(at::equal(to_local(two.a.grad()), given * step)) << step;
+      EXPECT_TRUE(at::equal(given, at::ones({3, 4}))) << step;
+    }
+    two.zero_grad();
+    // Both gradients are views of one tensor.
+    const at::Tensor sum = two.a.view(-1) + two.b.view(-1);
+    sum.backward(distribute_tensor(at::arange(12, at::kFloat), mesh, {Replicate()}));
+    two.a.mutable_grad().mul_(2);
+    EXPECT_TRUE(at::equal(to_local(two.b.grad()), at::arange(12, at::kFloat).view({4, 3})));
+    EXPECT_TRUE(at::equal(to_local(two.a.grad()), at::arange(12, at::kFloat).view({3, 4}) * 2));
+    two.zero_grad();
+    // A hook keeps what becomes a gradient.
+    at::Tensor kept;
+    const at::Tensor used = two.a * 1;
+    used.register_hook([&](const at::Tensor& grad) { kept = grad; });
+    (used.view(-1) + two.b.view(-1)).sum().backward();
+    for (const at::Tensor& p : {two.a, two.b}) p.mutable_grad().mul_(3);
+    EXPECT_TRUE(at::equal(full_tensor(kept), at::ones({3, 4})));
+  });
+}
+
 TEST(FullyShardOverlapTest, TheTraceShowsIt) {
   on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
     nn::Sequential model = make();

@@ -118,11 +118,12 @@ TEST_F(JoinNcclTest, GlooTakesMemoryOfADevice) {
         const DeviceStream stream = device->make_stream();
         const float mine = 3;
         Buffer x{fake_gpu_of_tests().allocate(2, 4), 1, DType::kF32, device->device()};
+        Buffer y{fake_gpu_of_tests().allocate(2, 4), 1, DType::kF32, device->device()};
         device->copy_to_device(x.data, &mine, 4, stream);
         absl::Status status =
-            world.comm()->all_reduce(x, x, ReduceOp::kSum, {.stream = stream}).wait();
+            world.comm()->all_reduce(x, y, ReduceOp::kSum, {.stream = stream}).wait();
         float got = 0;
-        std::memcpy(&got, fake_gpu_of_tests().contents(x.data), sizeof(got));
+        std::memcpy(&got, fake_gpu_of_tests().contents(y.data), sizeof(got));
         EXPECT_EQ(got, 3);
         // Another device is not this rank's.
         x.device.index = 0;
@@ -131,6 +132,28 @@ TEST_F(JoinNcclTest, GlooTakesMemoryOfADevice) {
         return status;
       });
   for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(JoinNcclTest, RanksThatJoinInDifferentWays) {
+  fake_gpu_of_tests().reset({});
+  const std::shared_ptr<Store> store = make_in_process_store();
+  std::vector<absl::Status> results(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      RendezvousInfo info;
+      info.rank = rank;
+      info.world_size = 3;
+      info.meeting_point.file = "not used: the store is given";
+      results[rank] =
+          join_world(store, info, {.timeout = absl::Seconds(30), .device = rank == 2 ? 2 : -1})
+              .status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  expect_error(results, absl::StatusCode::kFailedPrecondition,
+               "rank 0 has backend \"gloo\" without a device, rank 2 has backend \"gloo\" with a "
+               "device");
 }
 
 // Processes may share a device there, threads of one must not.

@@ -24,6 +24,46 @@ namespace {
 // After which a rank says for whom it waits.
 constexpr absl::Duration kPatience = absl::Seconds(10);
 
+// How a rank is to join.
+std::string_view way_of(const WorldOptions& options) {
+  if (options.backend == "nccl") return "backend \"nccl\"";
+  return options.device < 0 ? "backend \"gloo\" without a device"
+                            : "backend \"gloo\" with a device";
+}
+
+// Ranks that join in different ways would wait for each other.
+absl::Status same_backend_everywhere(Backend& gloo, const WorldOptions& options,
+                                     Deadline deadline) {
+  if (gloo.group().size() == 1) return absl::OkStatus();
+  std::vector<int> everyone(gloo.group().size());
+  std::iota(everyone.begin(), everyone.end(), 0);
+  absl::StatusOr<std::unique_ptr<Backend>> all =
+      gloo.subgroup(gloo.group(), everyone, "backends", deadline);
+  if (!all.ok()) return all.status();
+  const std::shared_ptr<Communicator> comm =
+      Communicator::create(*std::move(all), {.timeout = options.timeout});
+  char mine[40] = {};
+  way_of(options).copy(mine, sizeof(mine) - 1);
+  std::vector<char> theirs(sizeof(mine) * everyone.size());
+  const auto bytes = static_cast<int64_t>(sizeof(mine));
+  absl::Status status =
+      comm->all_gather(ConstBuffer(mine, bytes, DType::kU8),
+                       Buffer{theirs.data(), bytes * comm->size(), DType::kU8, {}},
+                       {.tag = "which backend"})
+          .wait();
+  for (int rank = 1; status.ok() && rank < comm->size(); ++rank) {
+    const std::string_view first(theirs.data()), other(theirs.data() + rank * sizeof(mine));
+    if (first != other) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat("ranks join in different ways: rank 0 has ", std::string(first), ", rank ",
+                       rank, " has ", std::string(other)));
+    }
+  }
+  // Whoever leaves before the others have heard it would be an error there.
+  absl::Status heard = comm->barrier({.tag = "which backend"}).wait();
+  return status.ok() ? heard : status;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
@@ -53,15 +93,17 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
       make_prefix_store(std::move(store), absl::StrCat("shardweave/", info.run, "/")),
       std::move(group), {.interface = options.interface, .timeout = deadline - absl::Now()});
   if (!backend.ok()) return backend.status();
+  const auto until =
+      std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(deadline - absl::Now());
+  if (absl::Status same = same_backend_everywhere(**backend, options, until); !same.ok())
+    return same;
   const int local_rank = info.local_rank.value_or(roster->local_rank(info.rank));
   if (options.backend == "nccl" || options.device >= 0) {
-    const auto left = absl::ToChronoNanoseconds(deadline - absl::Now());
     const NcclOptions on_gpu = {.device = options.device < 0 ? local_rank : options.device,
                                 .libraries = nccl_libraries_of_environment()};
     backend = make_paired_backend(
         *std::move(backend),
-        options.backend == "nccl" ? connect_nccl(on_gpu) : connect_staged(on_gpu), {},
-        std::chrono::steady_clock::now() + left);
+        options.backend == "nccl" ? connect_nccl(on_gpu) : connect_staged(on_gpu), {}, until);
     if (!backend.ok()) return backend.status();
   }
   std::shared_ptr<Communicator> comm =

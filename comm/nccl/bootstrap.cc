@@ -17,7 +17,8 @@ namespace {
 struct Report {
   int32_t code = 0;
   char text[508] = {};
-  char place[128] = {};  // of the device: the machine and its bus; if processes may share it, theirs
+  char place[128] =
+      {};  // of the device: the machine and its bus; if processes may share it, theirs
 };
 
 Buffer bytes_of(auto* data, int64_t count) {
@@ -45,17 +46,24 @@ absl::StatusOr<std::string> place_of(const Library& library, Library::Parts part
                               library.cudaDeviceGetPCIBusId(bus, sizeof(bus), device));
   if (!status.ok()) return status;
   std::string place = str_cat(this_machine(), " ", bus);
-  if (parts == Library::Parts::kCuda) str_append(&place, " process ", ::getpid());
+  // Processes of two containers may have one number.
+  if (parts == Library::Parts::kCuda) {
+    char names[64] = {};
+    if (::readlink("/proc/self/ns/pid", names, sizeof(names) - 1) < 0) names[0] = '\0';
+    str_append(&place, " process ", ::getpid(), " ", names);
+  }
   return place;
 }
 
-// Why two ranks cannot have one device.
+// Why two ranks cannot have one device, and what to do.
 std::string_view why_not_one_device(Library::Parts parts) {
   return parts == Library::Parts::kCuda
-             ? "), and are threads of one process: their backward would be run by one thread of LibTorch's, "
+             ? "they are threads of one process, whose backward one thread of LibTorch's would "
+               "run, "
                "where each waits for the other: give each rank a process"
-             : "), and NCCL wants one for each: give each process another one (LOCAL_RANK), or use "
-               "backend gloo, which takes their memory by way of the host";
+             : "NCCL wants one for each: give each process another one (LOCAL_RANK), or use "
+               "backend "
+               "gloo with a device, which takes their memory by way of the host";
 }
 
 absl::Status check_reports(const GroupInfo& group, Library::Parts parts,
@@ -73,7 +81,7 @@ absl::Status check_reports(const GroupInfo& group, Library::Parts parts,
       if (std::strcmp(report.place, reports[other].place) != 0) continue;
       return absl::FailedPreconditionError(
           str_cat(name_of(parts), "ranks ", other, " and ", rank, " of group '", group.name,
-                  "' have the same device (", report.place, why_not_one_device(parts)));
+                  "' have the same device (", report.place, "), but ", why_not_one_device(parts)));
     }
   }
   return absl::OkStatus();

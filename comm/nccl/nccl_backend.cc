@@ -133,11 +133,13 @@ class NcclBackend : public Backend {
   }
 
   absl::Status copy_to_host(void* host, const ConstBuffer& device, DeviceStream stream) override {
-    return library_->copy(device_, host, device.data, device.bytes(), kCudaMemcpyDeviceToHost, stream);
+    return library_->copy(device_, host, device.data, device.bytes(), kCudaMemcpyDeviceToHost,
+                          stream);
   }
   absl::Status copy_to_device(const Buffer& device, const void* host,
                               DeviceStream stream) override {
-    return library_->copy(device_, device.data, host, device.bytes(), kCudaMemcpyHostToDevice, stream);
+    return library_->copy(device_, device.data, host, device.bytes(), kCudaMemcpyHostToDevice,
+                          stream);
   }
 
   void begin_coalescing() override {

@@ -4,8 +4,8 @@
 
 #include "shardweave/comm/communicator.h"
 #include "shardweave/comm/inproc/inproc.h"
-#include "shardweave/comm/nccl/testing/fake_device.h"
 #include "shardweave/comm/nccl/staged_backend.h"
+#include "shardweave/comm/nccl/testing/fake_device.h"
 #include "shardweave/comm/nccl/testing/fake_gpu.h"
 #include "shardweave/comm/testing/conformance.h"
 #include "shardweave/comm/testing/on_device.h"
@@ -22,8 +22,8 @@ ConformanceBackend on_gpus(const std::string& name, Connect connect, const FakeG
     auto hub = std::make_shared<InprocHub>(num_ranks);
     return [=](int rank) -> absl::StatusOr<std::shared_ptr<Communicator>> {
       absl::StatusOr<std::unique_ptr<Backend>> backend = make_paired_backend(
-          hub->make_backend(rank), connect({.device = rank, .libraries = fake_libraries()}),
-          paired, std::chrono::steady_clock::now() + std::chrono::seconds(60));
+          hub->make_backend(rank), connect({.device = rank, .libraries = fake_libraries()}), paired,
+          std::chrono::steady_clock::now() + std::chrono::seconds(60));
       if (!backend.ok()) return backend.status();
       return Communicator::create(on_device(*std::move(backend), fake_device(rank), on), options);
     };

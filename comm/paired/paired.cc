@@ -94,6 +94,7 @@ class PairedBackend : public Backend {
   absl::StatusOr<Ticket> start(const Call& call) override {
     if (absl::Status status = failure(); !status.ok()) return status;
     if (control_->patience() != patience()) control_->set_patience(patience());
+    if (absl::Status status = bring_back_what_has_come(); !status.ok()) return status;
     if (!is_of_device(call.device())) return start_on_control(call);
     const bool native =
         device_->implements(call.op) &&
@@ -354,6 +355,7 @@ class PairedBackend : public Backend {
     if (!operation->has_control && !operation->has_device) return kDone;
     const bool of_device = operation->has_device;
     const std::lock_guard lock(mutex_);
+    if (operation->by_host != nullptr) ++by_host_;
     const Ticket ticket = ++last_ticket_;
     operation->ticket = ticket;
     operations_.emplace(ticket, std::move(operation));
@@ -367,13 +369,33 @@ class PairedBackend : public Backend {
   // What has ended well; the rest stays, so that it is an error for ever.
   void forget(const Operation& op) {
     const std::lock_guard lock(mutex_);
-    if (operations_.erase(op.ticket) != 0 && op.has_device) --on_device_;
+    const bool by_host = op.by_host != nullptr;
+    const bool of_device = op.has_device;
+    if (operations_.erase(op.ticket) == 0) return;
+    if (of_device) --on_device_;
+    if (by_host) --by_host_;
   }
 
   absl::Status wait_for_control(Operation& op, Deadline deadline) {
     const absl::Status status = control_->wait(op.control, deadline);
     if (!status.ok()) return fail(named(op, status));
     return op.by_host == nullptr ? compare(op) : bring_back(*op.by_host);
+  }
+
+  // Of operations whose Work nobody asks any more, too.
+  absl::Status bring_back_what_has_come() {
+    std::vector<std::shared_ptr<Operation>> by_host;
+    {
+      const std::lock_guard lock(mutex_);
+      if (by_host_ == 0) return absl::OkStatus();
+      for (const auto& [ticket, operation] : operations_) {
+        if (operation->by_host != nullptr) by_host.push_back(operation);
+      }
+    }
+    for (const std::shared_ptr<Operation>& operation : by_host) {
+      if (absl::Status status = look_at(*operation); !status.ok()) return status;
+    }
+    return absl::OkStatus();
   }
 
   absl::Status bring_back(ByHost& by_host) {
@@ -523,6 +545,7 @@ class PairedBackend : public Backend {
   absl::flat_hash_map<Ticket, std::shared_ptr<Operation>> operations_;
   Ticket last_ticket_ = 0;
   int on_device_ = 0;  // of operations_
+  int by_host_ = 0;    // of operations_, too
   bool coalescing_ = false;
   uint64_t open_group_ = 0;  // that the next collective on the device joins; 0: none
   absl::Status failure_;

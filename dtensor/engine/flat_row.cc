@@ -432,19 +432,6 @@ at::Tensor with_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
   return result;
 }
 
-namespace {
-
-// Whether nobody else has `tensor` or its memory, as LibTorch decides it where gradients become .grad:
-// views keep what they are views of, and count there.
-bool is_last(const at::Tensor& tensor) {
-  const DTensorMeta& meta = meta_of(tensor);
-  const bool has_been_given =
-      meta.family != nullptr && (meta.family->handed_out || !meta.family->remembered.empty());
-  return tensor.use_count() == 1 && meta.local().use_count() == 1 && !has_been_given;
-}
-
-}  // namespace
-
 void bring_to(std::vector<at::Tensor>& tensors, const std::vector<Layout>& layouts,
               const Cause& cause) {
   std::vector<size_t> moving;
@@ -454,16 +441,21 @@ void bring_to(std::vector<at::Tensor>& tensors, const std::vector<Layout>& layou
     const DTensorMeta& meta = meta_of(tensors[i]);
     if (meta.spec->layout == layouts[i]) continue;
     moving.push_back(i);
-    const bool last = is_last(tensors[i]);
     in_flight.push_back(moving_to(meta, layouts[i]));
-    in_flight.back().is_given_up = last;
+    in_flight.back().is_given_up = true;
   }
   run_plans(in_flight, cause);
   for (size_t k = 0; k < moving.size(); ++k) {
     InFlight& arrived = in_flight[k];
     at::Tensor& tensor = tensors[moving[k]];
     const std::shared_ptr<MeshContext> context = meta_of(tensor).context;
-    tensor = wrap(std::move(arrived.local), std::move(arrived.target), context);
+    at::Tensor local = std::move(arrived.local);
+    tensor = wrap(local, arrived.target, context);
+    // What it was is gone, with what that was a view of. Whoever still has its memory keeps it.
+    constexpr size_t kMine = 2;  // `local`, and the DTensor's
+    if (local.use_count() > kMine || local.storage().use_count() > 1) {
+      tensor = wrap(local.clone(), std::move(arrived.target), context);
+    }
     meta_of(tensor).came_from(arrived.provenance);
   }
 }

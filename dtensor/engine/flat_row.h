@@ -163,7 +163,7 @@ class GradientScatter {
 at::Tensor with_dtype(const at::Tensor& tensor, at::ScalarType dtype);
 
 // Brings DTensors to other layouts, as redistribute_all() without autograd. What had to move shares
-// no memory with what it was, unless nobody but `tensors` had that.
+// no memory with what it was, as long as anybody has that.
 void bring_to(std::vector<at::Tensor>& tensors, const std::vector<Layout>& layouts,
               const Cause& cause);
 

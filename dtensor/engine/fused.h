@@ -21,7 +21,7 @@ struct InFlight {
   int64_t bytes;     // global: what is decided by it is the same on all ranks
   uint64_t provenance;
   std::string_view parameter = {};  // the FQN, of it or of its gradient; lives as long as the run
-  bool is_given_up = false;         // nobody else has `local`: the result may be it
+  bool is_given_up = false;         // the result may share memory with `local`
 };
 
 // Of a tensor's local part to another layout.

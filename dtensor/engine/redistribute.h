@@ -113,7 +113,7 @@ at::Tensor run_plan(MeshContext& context, const ReadyPlan& plan, at::Tensor loca
                     absl::Span<const int64_t> sizes, const Cause& cause);
 
 // What a DTensor keeps of the result of a plan: a tensor that shares nothing with what was `given`
-// (undefined: nobody else has that) and keeps no bytes but its own alive. Copies where it is not so
+// (undefined: it may) and keeps no bytes but its own alive. Copies where it is not so
 // already.
 at::Tensor owned(at::Tensor local, const at::Tensor& given);
 

@@ -41,14 +41,21 @@ int run_threads(const Backend& backend, const RankWork& rank) {
   return status.ok() ? kDone : fail(backend.name, status);
 }
 
-// Chooses this process's GPU.
-absl::Status take_gpu(const RendezvousInfo& info, shardweave::WorldOptions* options) {
-  absl::Status status = shardweave::load_cuda();
-  if (!status.ok()) return status;
-  const int rank_here = info.local_rank.value_or(info.rank);
-  options->device =
-      options->backend == "nccl" ? rank_here : rank_here % at::accelerator::deviceCount();
-  return shardweave::load_cuda(options->device);
+// Joins with a GPU, which becomes this thread's current one.
+absl::StatusOr<std::unique_ptr<World>> join_on_gpu(const Backend& backend,
+                                                   const RendezvousInfo& info) {
+  if (absl::Status status = shardweave::load_cuda(); !status.ok()) return status;
+  shardweave::WorldOptions options = {.backend = backend.backend.empty() ? "nccl" : backend.backend,
+                                      .timeout = backend.timeout};
+  // Over NCCL that of the local rank, which joining finds out.
+  if (options.backend == "gloo") {
+    options.device = info.local_rank.value_or(info.rank) % at::accelerator::deviceCount();
+  }
+  absl::StatusOr<std::unique_ptr<World>> world = World::from_environment(options);
+  if (!world.ok()) return world.status();
+  const int device = options.device < 0 ? (*world)->local_rank() : options.device;
+  if (absl::Status status = shardweave::load_cuda(device); !status.ok()) return status;
+  return world;
 }
 
 // This process is one rank; a launcher has started it.
@@ -63,12 +70,9 @@ int run_process(const Backend& backend, const RendezvousInfo& info, const RankWo
   }
   const auto activity = std::make_shared<Activity>("joining the other ranks");
   say_last_words(who, activity);
-  shardweave::WorldOptions options = {.timeout = backend.timeout};
-  if (backend.on_gpus) {
-    options.backend = backend.backend.empty() ? "nccl" : backend.backend;
-    if (absl::Status gpu = take_gpu(info, &options); !gpu.ok()) return fail(who, gpu);
-  }
-  absl::StatusOr<std::unique_ptr<World>> world = World::from_environment(options);
+  absl::StatusOr<std::unique_ptr<World>> world =
+      backend.on_gpus ? join_on_gpu(backend, info)
+                      : World::from_environment({.timeout = backend.timeout});
   if (!world.ok()) return fail(who, world.status());
   const absl::Status status = rank(**world, *activity);
   if (status.ok()) return kDone;

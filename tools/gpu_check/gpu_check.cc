@@ -45,35 +45,34 @@ struct CheckKind {
   void (*run)(Session& session, Check& check);
 };
 
-// The GPU of a rank.
-int gpu_of(const GpuCheckOptions& options, int local_rank) {
-  if (options.device >= 0) return options.device;
-  if (options.backend == "nccl") return local_rank;
-  return local_rank % c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount();
-}
-
-absl::StatusOr<std::unique_ptr<World>> join_by_environment(const GpuCheckOptions& options) {
-  WorldOptions world = {.backend = options.backend, .timeout = options.timeout};
+absl::StatusOr<std::unique_ptr<World>> join_by_environment(const GpuCheckOptions& options,
+                                                           int device) {
+  const WorldOptions world = {
+      .backend = options.backend, .timeout = options.timeout, .device = device};
   const absl::StatusOr<RendezvousInfo> launched = detect_rendezvous(Environment::of_process());
-  if (launched.ok()) {
-    world.device = gpu_of(options, launched->local_rank.value_or(launched->rank));
-    return join_world(*launched, world);
-  }
+  if (launched.ok()) return join_world(*launched, world);
   if (!absl::IsNotFound(launched.status())) return launched.status();
   RendezvousInfo alone{.local_rank = 0};
   alone.meeting_point.file = "none: it is one rank, and the store is given";
-  world.device = gpu_of(options, 0);
   return join_world(make_in_process_store(), alone, world);
 }
 
+// Which GPU a rank is to have; -1: that of its local rank, as joining finds it out.
+int wanted_gpu(const GpuCheckOptions& options) {
+  if (options.device >= 0 || options.backend == "nccl") return options.device;
+  const absl::StatusOr<RendezvousInfo> launched = detect_rendezvous(Environment::of_process());
+  const int rank = launched.ok() ? launched->local_rank.value_or(launched->rank) : 0;
+  return rank % c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount();
+}
+
 void check_join(Session& session, Check& check) {
+  const int wanted = wanted_gpu(session.options);
   absl::StatusOr<std::unique_ptr<World>> world =
-      session.options.join ? session.options.join() : join_by_environment(session.options);
+      session.options.join ? session.options.join() : join_by_environment(session.options, wanted);
   if (!world.ok()) return check.fail(std::string(world.status().message()));
   session.world = *std::move(world);
   session.device = c10::Device(
-      c10::kCUDA,
-      static_cast<c10::DeviceIndex>(gpu_of(session.options, session.world->local_rank())));
+      c10::kCUDA, static_cast<c10::DeviceIndex>(wanted < 0 ? session.world->local_rank() : wanted));
   check.looked_at(absl::StrCat("rank ", session.world->rank(), " of ", session.world->size(),
                                " has ", session.device.str()));
 }

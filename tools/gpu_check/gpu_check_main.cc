@@ -33,7 +33,8 @@ ABSL_FLAG(bool, strict, false, "a figure that misses its target is a failure");
 ABSL_FLAG(std::vector<std::string>, only, {}, "names of checks, separated by commas");
 ABSL_FLAG(int, ranks, 0, "start so many processes here; default: as a launcher has done, or one");
 ABSL_FLAG(int, device, -1, "this rank's GPU; default: that of its local rank");
-ABSL_FLAG(std::string, backend, "nccl", "nccl, or gloo: by way of the host, several ranks on one GPU");
+ABSL_FLAG(std::string, backend, "nccl",
+          "nccl, or gloo: by way of the host, several ranks on one GPU");
 ABSL_FLAG(std::string, directory, "", "where the checkpoint goes for a while; ranks share it");
 ABSL_FLAG(double, timeout, 120, "seconds that a collective may take");
 

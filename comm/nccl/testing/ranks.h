@@ -81,6 +81,7 @@ class GpuRank {
 };
 
 struct Conditions {
+  ConnectDevice (*backend)(const NcclOptions& options) = connect_nccl;
   std::function<NcclOptions(int rank)> nccl = [](int rank) {
     return NcclOptions{.device = rank, .libraries = fake_libraries()};
   };
@@ -102,7 +103,7 @@ inline std::vector<absl::Status> run(int ranks, const Body& body, const FakeGpuS
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       absl::StatusOr<std::unique_ptr<Backend>> backend =
-          make_paired_backend(hub.make_backend(rank), connect_nccl(conditions.nccl(rank)),
+          make_paired_backend(hub.make_backend(rank), conditions.backend(conditions.nccl(rank)),
                               conditions.paired, begin + conditions.connect);
       if (!backend.ok()) {
         results[rank] = backend.status();
