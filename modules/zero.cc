@@ -485,7 +485,8 @@ void ZeroPartition::State::discard() {
 }
 
 // How often gradients come until they leave. Buckets go by it in all iterations to come: so that ranks
-// with different numbers hear of it now.
+// with different numbers hear of it now. Along the dimension that buckets leave along, where a rank that
+// sees no difference meets this with its next bucket, which is an error on all of them.
 void ZeroPartition::State::learn(const Cause& cause) {
   const bool has_come =
       std::any_of(owned_.begin(), owned_.end(), [](const Owned& owned) { return owned.came > 0; });
@@ -505,7 +506,7 @@ void ZeroPartition::State::learn(const Cause& cause) {
   }
   std::optional<Difference> differs;
   if (options_.stage >= 2 && differs_from_before)
-    differs = first_difference(*context_, sums, cause);
+    differs = first_difference(*context_, sums, cause, mesh_dim_);
   if (!differs.has_value()) {
     for (size_t k = 0; k < of.size(); ++k) owned_[of[k]].expected = counts[k];
     return;

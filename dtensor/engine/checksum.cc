@@ -40,11 +40,13 @@ uint64_t checksum(uint64_t sum, std::string_view text) {
 }
 
 std::optional<Difference> first_difference(MeshContext& context, const std::vector<uint64_t>& sums,
-                                           const Cause& cause) {
+                                           const Cause& cause, std::optional<int> mesh_dim) {
   if (sums.empty() || context.mesh().size() <= 1) return std::nullopt;
-  std::vector<int> all_dims;
-  for (int m = 0; m < context.mesh().ndim(); ++m) all_dims.push_back(m);
-  Communicator& comm = context.communicator(all_dims);
+  std::vector<int> dims;
+  for (int m = 0; m < context.mesh().ndim(); ++m) {
+    if (!mesh_dim.has_value() || m == *mesh_dim) dims.push_back(m);
+  }
+  Communicator& comm = context.communicator(dims);
   const CallOptions options = {.timeout = absl::ZeroDuration(), .tag = cause.name};
   // The smallest and, as the complement of the smallest complement, the largest of each: however
   // many ranks there are, that is as much as two ranks' sums.
@@ -59,7 +61,7 @@ std::optional<Difference> first_difference(MeshContext& context, const std::vect
     const CollectiveSpan span(context, cause, [&]() -> Sending {
       const int64_t sent = 2 * (count - count / comm.size());
       return {"all_reduce",
-              all_dims,
+              dims,
               sent * static_cast<int64_t>(sizeof(int64_t)),
               at::kLong,
               absl::MakeConstSpan(&count, 1),
@@ -79,8 +81,18 @@ std::optional<Difference> first_difference(MeshContext& context, const std::vect
   std::vector<int64_t> all(comm.size());
   throw_if_error(
       comm.all_gather(Buffer::of(&mine, 1), Buffer::of(all.data(), comm.size()), options).wait());
+  // A number of the group as one of the mesh.
+  const auto in_mesh = [&](int r) {
+    if (!mesh_dim.has_value()) return r;
+    int rank = 0;
+    for (int m = 0; m < context.mesh().ndim(); ++m) {
+      const auto at = m == *mesh_dim ? static_cast<int64_t>(r) : context.coordinate()[m];
+      rank = static_cast<int>(rank * context.mesh().size(m) + at);
+    }
+    return rank;
+  };
   for (int r = 1; r < comm.size(); ++r) {
-    if (all[r] != all[0]) return Difference{first, {0, r}};
+    if (all[r] != all[0]) return Difference{first, {in_mesh(0), in_mesh(r)}};
   }
   return std::nullopt;  // not reached: there are two ends
 }

@@ -26,10 +26,11 @@ struct Difference {
   size_t index;  // the first that differs
   int ranks[2];  // of the mesh, row-major: two that differ
 };
-// Collective over the mesh: one all-reduce, however many ranks there are, and one all-gather more if
-// there is a difference. The same result on every rank.
+// Collective over the mesh, or along one of its dimensions: one all-reduce, however many ranks there
+// are, and one all-gather more if there is a difference. The same result on every rank of it.
 std::optional<Difference> first_difference(MeshContext& context, const std::vector<uint64_t>& sums,
-                                           const Cause& cause);
+                                           const Cause& cause,
+                                           std::optional<int> mesh_dim = std::nullopt);
 
 // What all ranks do or none does, where each may find a reason of its own to refuse.
 //
