@@ -146,6 +146,40 @@ void check_training(const std::vector<MeshDim>& dims, const Placements& batch,
       kSlow);
 }
 
+// Its steps need numbers of all parameters on the host: once for the squares, once for the updates.
+TEST(CudaTest, AdafactorWaitsTwice) {
+  on_gpus(
+      {{"dp", 2}},
+      [](const MeshPtr& mesh) {
+        const auto parameters = [&](bool there) {
+          std::vector<at::Tensor> made;
+          for (int i = 0; i < 5; ++i) {
+            at::Tensor p = at::sin(at::arange(24, at::kFloat) + i).view({6, 4});
+            if (there) p = distribute_tensor(p.to(at::kCUDA), mesh, {Shard(0)});
+            p.requires_grad_();
+            made.push_back(p);
+          }
+          return made;
+        };
+        std::vector<at::Tensor> plain = parameters(false), sharded = parameters(true);
+        FusedOptimizer here(plain, AdafactorOptions{}), there(sharded, AdafactorOptions{});
+        for (int step = 0; step < 2; ++step) {
+          for (const at::Tensor& p : plain) p.square().sum().backward();
+          for (const at::Tensor& p : sharded) p.square().sum().backward();
+          here.step();
+          const int64_t before = host_waits();
+          there.step();
+          EXPECT_EQ(host_waits() - before, 2);
+          here.zero_grad();
+          there.zero_grad();
+        }
+        for (size_t i = 0; i < plain.size(); ++i) {
+          EXPECT_TRUE(at::allclose(host(sharded[i]), plain[i].detach(), 1e-5, 1e-6)) << i;
+        }
+      },
+      kSlow);
+}
+
 TEST(CudaTest, DistributedDataParallel) {
   check_training({{"dp", 2}}, {Shard(0)}, [](Net& net, const MeshPtr& mesh) {
     return std::shared_ptr<GradSync>(new GradSync(distributed_data_parallel(*net, mesh)));

@@ -1196,29 +1196,27 @@ TEST(ZeroTest, RanksWhoseGradientsComeInOtherNumbers) {
   // Also where not all ranks of the mesh are along the dimension: nobody waits until the deadline.
   for (const int64_t replicas : {1, 2}) {
     std::atomic<int> heard = 0;
-    const absl::Status first =
-        try_on_mesh({{"dp", 2}, {"tp", replicas}}, [&](const MeshPtr& mesh) {
-          const at::Tensor weight = distribute_tensor(at::ones({4, 3}), mesh, {}).requires_grad_();
-          ZeroPartition partition({weight}, {.mesh_dim = "dp", .stage = 2});
-          try {
-            for (int step = 0; step < 4; ++step) {
-              const bool in_one = step > 0 && mesh->coordinate()[0] == 1;
-              for (int half = 0; half < (in_one ? 1 : 2); ++half) {
-                const at::Tensor mine = to_local(weight, Placements{Partial(), Replicate()});
-                (mine.square().sum() * (in_one ? 2 : 1)).backward();
-              }
-              partition.hand_out_gradients();
-              EXPECT_TRUE(
-                  at::equal(to_local(partition.shards()[0].grad()), at::full({2, 3}, 8.0F)));
-              EXPECT_EQ(step, 0);
-              partition.share_parameters();
-              partition.zero_grad();
-            }
-          } catch (const Error& error) {
-            EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition) << error.what();
-            ++heard;
+    const absl::Status first = try_on_mesh({{"dp", 2}, {"tp", replicas}}, [&](const MeshPtr& mesh) {
+      const at::Tensor weight = distribute_tensor(at::ones({4, 3}), mesh, {}).requires_grad_();
+      ZeroPartition partition({weight}, {.mesh_dim = "dp", .stage = 2});
+      try {
+        for (int step = 0; step < 4; ++step) {
+          const bool in_one = step > 0 && mesh->coordinate()[0] == 1;
+          for (int half = 0; half < (in_one ? 1 : 2); ++half) {
+            const at::Tensor mine = to_local(weight, Placements{Partial(), Replicate()});
+            (mine.square().sum() * (in_one ? 2 : 1)).backward();
           }
-        });
+          partition.hand_out_gradients();
+          EXPECT_TRUE(at::equal(to_local(partition.shards()[0].grad()), at::full({2, 3}, 8.0F)));
+          EXPECT_EQ(step, 0);
+          partition.share_parameters();
+          partition.zero_grad();
+        }
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition) << error.what();
+        ++heard;
+      }
+    });
     EXPECT_TRUE(first.ok()) << first;
     EXPECT_EQ(heard, 2 * replicas);
   }

@@ -386,5 +386,26 @@ TEST(LibTorchHabitsTest, StateFromBeforeTheDistributionIsAnErrorThatSaysSo) {
   });
 }
 
+// A gradient that is given to backward(), or kept by a hook, stays what it was: LibTorch adds to .grad
+// in place.
+TEST(LibTorchHabitsTest, AGradientOfALocalPartBelongsToWhoGaveIt) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor leaf = distribute_tensor(at::zeros({4, 3}), mesh, {Shard(0)}).requires_grad_();
+    const at::Tensor given = at::ones({2, 3});
+    for (int times = 1; times <= 3; ++times) {
+      to_local(leaf).backward(given);
+      EXPECT_TRUE(at::equal(to_local(leaf.grad()), at::full({2, 3}, times)));
+      EXPECT_TRUE(at::equal(given, at::ones({2, 3})));
+    }
+    leaf.mutable_grad() = at::Tensor();
+    at::Tensor kept;
+    const at::Tensor part = to_local(leaf);
+    part.register_hook([&](const at::Tensor& grad) { kept = grad; });
+    part.backward(at::ones({2, 3}));
+    leaf.grad().mul_(5);
+    EXPECT_TRUE(at::equal(kept, at::ones({2, 3})));
+  });
+}
+
 }  // namespace
 }  // namespace shardweave
