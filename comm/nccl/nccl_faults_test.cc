@@ -328,6 +328,9 @@ TEST_P(NcclFailingCall, IsAnErrorOnEveryRankAndNothingHangs) {
               Buffer x = rank.put<float>({1, 2, 3}), y = rank.put<float>({0, 0, 0});
               Buffer all = rank.put(std::vector<float>(6));
               Buffer odd = rank.put<int16_t>({1});
+              // Messages are not in the order of collectives, nor of each other.
+              const Buffer sent = rank.put<float>({1}), got = rank.put<float>({0});
+              const Buffer kept = rank.put<float>({1}), copy = rank.put<float>({0});
               const int other = 1 - rank.comm->rank();
               const CallOptions options{.stream = rank.stream};
               const DeviceStream side = rank.device->make_stream();
@@ -340,13 +343,13 @@ TEST_P(NcclFailingCall, IsAnErrorOnEveryRankAndNothingHangs) {
                 works.push_back(rank.comm->reduce(x, y, ReduceOp::kMin, 0, options));
                 works.push_back(rank.comm->all_reduce(odd, odd, ReduceOp::kSum, options));
                 Coalescing group(*rank.comm);
-                rank.comm->recv(y, other, 0, options);
-                rank.comm->send(x, other, 0, options);
+                rank.comm->recv(got, other, 0, options);
+                rank.comm->send(sent, other, 0, options);
                 rank.comm->all_reduce(x, x, ReduceOp::kSum, options);
                 rank.comm->all_reduce(x, x, ReduceOp::kMax, options);
                 works.push_back(group.finish());
-                works.push_back(rank.comm->recv(y, rank.comm->rank(), 0, options));
-                works.push_back(rank.comm->send(x, rank.comm->rank(), 0, options));
+                works.push_back(rank.comm->recv(copy, rank.comm->rank(), 0, options));
+                works.push_back(rank.comm->send(kept, rank.comm->rank(), 0, options));
                 if (absl::Status status = works.back().wait_on(side); !status.ok()) return status;
                 for (const Work& work : works) {
                   absl::Status status = work.wait_on(rank.stream);

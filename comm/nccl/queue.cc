@@ -124,6 +124,8 @@ absl::Status Queue::launch_group() {
   };
   for (const Held& held : calls) status.Update(lane_->follow(held.ready));
   if (is_group) check("ncclGroupStart", library_->ncclGroupStart());
+  // Nothing runs before what it is to follow, or alone where the others group it.
+  if (!status.ok()) return status;
   for (const Held& held : calls) {
     Call call = held.call;
     call.in_counts = held.in_counts;

@@ -85,7 +85,10 @@ class OnDevice : public Backend {
     const Ticket mine = remember(std::move(pending));
     // The wait for a message's end may wait for its other side.
     if (!coalescing_ && !is_point_to_point(call.op)) {
-      if (absl::Status status = bring_back(mine); !status.ok()) return status;
+      if (absl::Status status = bring_back(mine); !status.ok()) {
+        settle(device_->mark(to_device_), Deadline::max());
+        return status;
+      }
     }
     return mine;
   }
