@@ -218,7 +218,6 @@ TEST(FullyShardOverlapTest, ARankAloneCopiesNoGradients) {
   }
 }
 
-// What it looks like in a trace: spans of reduce-scatters and operators overlap.
 // But what somebody else has, or two gradients have in common, is.
 TEST(FullyShardOverlapTest, ARankAloneSharesNoGradients) {
   struct Two : nn::Module {
@@ -255,6 +254,7 @@ TEST(FullyShardOverlapTest, ARankAloneSharesNoGradients) {
   });
 }
 
+// What it looks like in a trace: spans of reduce-scatters and operators overlap.
 TEST(FullyShardOverlapTest, TheTraceShowsIt) {
   on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
     nn::Sequential model = make();

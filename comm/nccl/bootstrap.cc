@@ -17,8 +17,7 @@ namespace {
 struct Report {
   int32_t code = 0;
   char text[508] = {};
-  char place[128] =
-      {};  // of the device: the machine and its bus; if processes may share it, theirs
+  char place[128] = {};  // of the device: machine and bus; if processes may share it, process
 };
 
 Buffer bytes_of(auto* data, int64_t count) {
@@ -59,11 +58,9 @@ absl::StatusOr<std::string> place_of(const Library& library, Library::Parts part
 std::string_view why_not_one_device(Library::Parts parts) {
   return parts == Library::Parts::kCuda
              ? "they are threads of one process, whose backward one thread of LibTorch's would "
-               "run, "
-               "where each waits for the other: give each rank a process"
+               "run, where each waits for the other: give each rank a process"
              : "NCCL wants one for each: give each process another one (LOCAL_RANK), or use "
-               "backend "
-               "gloo with a device, which takes their memory by way of the host";
+               "backend gloo with a device, which takes their memory by way of the host";
 }
 
 absl::Status check_reports(const GroupInfo& group, Library::Parts parts,
