@@ -161,18 +161,21 @@ def shardweave_cc_library(
         **kwargs
     )
 
-def shardweave_cc_binary(name, deps = [], copts = [], **kwargs):
+def shardweave_cc_binary(name, srcs = [], deps = [], copts = [], together = 1, **kwargs):
     """A C++ program (or with linkshared = True a shared library) with the repository's options.
 
     Args:
       name: the target.
+      srcs: sources and headers.
       deps: as of shardweave_cc_library.
       copts: more compiler options for this target only.
+      together: as of shardweave_cc_library.
       **kwargs: further attributes of cc_binary.
     """
     precompiled = _precompiled(deps)
     native.cc_binary(
         name = name,
+        srcs = _compiled_together(name, srcs, together, kwargs.get("testonly", False)),
         copts = precompiled.copts + copts,
         deps = precompiled.deps,
         **kwargs

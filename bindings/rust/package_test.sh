@@ -21,6 +21,7 @@ fi
 folder=$(mktemp -d)
 trap 'rm -rf -- "$folder"' EXIT
 export CARGO_TARGET_DIR=$folder/target CARGO_INCREMENTAL=0
+export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0
 unset LD_LIBRARY_PATH SHARDWEAVE_HOME
 say() { printf '\n== %s\n' "$*"; }
 
@@ -99,5 +100,5 @@ grep -qF "$wanted declares version 0.$minor.$((version % 1000)): wanted 0.$minor
 
 say "with the library: the documentation's examples"
 export SHARDWEAVE_HOME=$(dirname -- "$library")
-cargo test --quiet --doc -p shardweave --features half
+cargo test --quiet --doc --workspace --features shardweave/half
 say "PASS"
