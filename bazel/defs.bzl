@@ -111,15 +111,21 @@ def shardweave_c_test(name, data = [], size = "small", **kwargs):
     )
 
 def _compiled_together(name, srcs, count, testonly):
-    """`srcs`, of which `count` source files at a time are compiled as one; 1: as they are."""
+    """`srcs`, of which `count` source files at a time are compiled as one, and the options for that; 1: as they are."""
     if count == 1:
-        return srcs
+        return struct(srcs = srcs, copts = [])
     sources = [src for src in srcs if src.endswith(".cc")]
     together(name = name + "_together", srcs = sources, count = count, testonly = testonly)
-    return [src for src in srcs if src not in sources] + select({
-        "//bazel:not_together": sources,
-        "//conditions:default": [":" + name + "_together"],
-    })
+    repository = native.repository_name()[1:]
+    folder = ("external/%s/" % repository if repository else "") + native.package_name()
+    return struct(
+        srcs = [src for src in srcs if src not in sources] + select({
+            "//bazel:not_together": sources,
+            "//conditions:default": [":" + name + "_together"],
+        }),
+        # What they include from beside themselves.
+        copts = ["-iquote", folder],
+    )
 
 def shardweave_cc_library(
         name,
@@ -148,11 +154,12 @@ def shardweave_cc_library(
     package = native.package_name()
     testonly = kwargs.get("testonly", False)
     precompiled = _precompiled(deps, "libtorch_test_pch" if testonly else "libtorch_pch")
+    compiled = _compiled_together(name, srcs, together, testonly)
     native.cc_library(
         name = name,
-        srcs = _compiled_together(name, srcs, together, testonly),
+        srcs = compiled.srcs,
         hdrs = hdrs,
-        copts = precompiled.copts + (TEST_COPTS if testonly else []) + copts,
+        copts = precompiled.copts + compiled.copts + (TEST_COPTS if testonly else []) + copts,
         deps = precompiled.deps,
         include_prefix = "shardweave/" + package if hdrs else None,
         strip_include_prefix = "/" + package if hdrs else None,
@@ -173,10 +180,11 @@ def shardweave_cc_binary(name, srcs = [], deps = [], copts = [], together = 1, *
       **kwargs: further attributes of cc_binary.
     """
     precompiled = _precompiled(deps)
+    compiled = _compiled_together(name, srcs, together, kwargs.get("testonly", False))
     native.cc_binary(
         name = name,
-        srcs = _compiled_together(name, srcs, together, kwargs.get("testonly", False)),
-        copts = precompiled.copts + copts,
+        srcs = compiled.srcs,
+        copts = precompiled.copts + compiled.copts + copts,
         deps = precompiled.deps,
         **kwargs
     )
