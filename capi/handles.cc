@@ -194,8 +194,8 @@ void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors) {
     warnings_.emplace(&warning_log);
   if (mode == SWV_MODE_INFERENCE) {
     guard_.emplace<c10::InferenceMode>(true);
-  } else {
-    guard_.emplace<c10::AutoGradMode>(mode == SWV_MODE_GRAD);
+  } else if (const bool grad = mode == SWV_MODE_GRAD; grad != c10::GradMode::is_enabled()) {
+    guard_.emplace<c10::AutoGradMode>(grad);
   }
 }
 

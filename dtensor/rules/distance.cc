@@ -1,4 +1,6 @@
 // Distances between the rows of two matrices: the rows of either may be cut.
+#include <algorithm>
+
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
@@ -50,6 +52,12 @@ void cdist_backward(const OpCall& call, Strategies& out) {
 void cdist_backward_shape(OpCall& call) {
   const Dims& grad = call.input("grad").sizes;
   const TensorInfo& x1 = call.input("x1");
+  // Without any distance LibTorch gives zeros as x1 is, before batches are broadcast.
+  const bool is_empty = x1.sizes.back() == 0 || std::find(grad.begin(), grad.end(), 0) != grad.end();
+  if (is_empty) {
+    call.outputs.push_back(contiguous_info(x1.sizes, x1.dtype));
+    return;
+  }
   Dims sizes(grad.begin(), grad.end() - 2);
   sizes.insert(sizes.end(), x1.sizes.end() - 2, x1.sizes.end());
   call.outputs.push_back(contiguous_info(std::move(sizes), x1.dtype));

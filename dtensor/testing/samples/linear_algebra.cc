@@ -62,6 +62,9 @@ std::vector<Sample> linear_algebra_samples() {
            {in({5, 4}), in({5, 7}), in({4, 7}), in({5, 4}).uniform(1, 2)},
            {{"p", 1.0}},
            1e-7},
+          {"aten::_cdist_backward",
+           {in({0, 3, 4}), in({1, 3, 5}), in({0, 4, 5}), in({0, 3, 4}).uniform(1, 2)},
+           {{"p", 2.0}}},
           {"aten::_euclidean_dist", {in({5, 2}), in({4, 2})}, {}, 1e-6},
           {"aten::_pdist_forward", {in({5, 4})}, {}, 1e-7},
           {"aten::_pdist_backward", {in({10}), in({5, 4}), in({10}).uniform(1, 2)}, {{"p", 3.0}}}});
