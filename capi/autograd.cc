@@ -109,9 +109,10 @@ struct HostNode : torch::autograd::Function<HostNode> {
     const CallContext context({.is_forward = true});
     const swv_function& f = **function;
     const swv_function_call call = function_call(context.get(), borrowed, outputs);
-    throw_if_failed(f.forward(f.user_data, &call), str_cat(function->name(), ".forward"));
+    const std::string its = str_cat(function->name(), ".forward");
+    throw_if_failed(f.forward(f.user_data, &call), its);
     variable_list result = outputs.take("outputs");
-    check_written(result, function->name());
+    check_written(result, its);
     ctx->set_materialize_grads(false);
     ctx->save_for_backward(context.get()->saved);
     ctx->saved_data["function"] = c10::IValue::make_capsule(function);
@@ -190,11 +191,11 @@ class HostSegment {
     Written outputs(num_outputs, borrowed);
     const swv_function_call call = function_call(nullptr, borrowed, outputs);
     // Recorded only when it runs for its gradients.
-    throw_if_failed(segment_.forward(segment_.user_data, &call),
-                    str_cat(name_, call.mode == SWV_MODE_GRAD ? ".forward, run again in backward"
-                                                              : ".forward"));
+    const std::string its = str_cat(
+        name_, call.mode == SWV_MODE_GRAD ? ".forward, run again in backward" : ".forward");
+    throw_if_failed(segment_.forward(segment_.user_data, &call), its);
     std::vector<at::Tensor> result = outputs.take("outputs");
-    check_written(result, name_);
+    check_written(result, its);
     return result;
   }
 

@@ -131,11 +131,11 @@ inline swv_function_call function_call(swv_function_context* context, const Borr
           .fqn = nullptr};
 }
 
-inline void check_written(const std::vector<at::Tensor>& outputs, const std::string& name) {
+inline void check_written(const std::vector<at::Tensor>& outputs, std::string_view callback) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined())
       fail(absl::StatusCode::kInvalidArgument,
-           str_cat(name, ".forward: output ", i, " was not written"));
+           str_cat(callback, ": output ", i, " was not written"));
   }
 }
 

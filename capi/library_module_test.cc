@@ -661,7 +661,7 @@ TEST_F(OneModuleTest, IsPatched) {
   other.forward = writes_nothing;
   must(swv_module_patch(module_, "1", &other));
   EXPECT_THAT(message_of(call(SWV_MODE_GRAD, &patched)),
-              HasSubstr("other.forward: output 0 was not written"));
+              HasSubstr("other.forward, in place of that of '1': output 0 was not written"));
   EXPECT_EQ(calls.drops, drops);
   swv_value_clear(&plain);
   swv_tensor_free(x);

@@ -34,10 +34,10 @@ class HostPatch {
     swv_function_call call = function_call(context.get(), inputs, outputs);
     call.module = handle.get();
     call.fqn = patched.fqn.c_str();
-    throw_if_failed(patch_.forward(patch_.user_data, &call),
-                    str_cat(name_, ".forward, in place of that of '", patched.fqn, "'"));
+    const std::string its = str_cat(name_, ".forward, in place of that of '", patched.fqn, "'");
+    throw_if_failed(patch_.forward(patch_.user_data, &call), its);
     std::vector<at::Tensor> results = outputs.take("outputs");
-    check_written(results, name_);
+    check_written(results, its);
     return results;
   }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/fqn_pattern.h"
 #include "shardweave/modules/apply_plugins.h"
@@ -32,6 +33,20 @@ struct NamedHook {
   std::string fqn;
 };
 
+// "here 'layers.0.mlp', 'layers.1.mlp' and 4 more can be patched".
+std::string what_can_be(torch::nn::Module& module) {
+  constexpr size_t kShown = 4;
+  std::vector<std::string> names;
+  for (const auto& item : module.named_modules()) {
+    if (patchable(*item.value()) != nullptr) names.push_back(str_cat("'", item.key(), "'"));
+  }
+  if (names.empty()) return "; nothing here can be patched";
+  const size_t more = names.size() - std::min(names.size(), kShown);
+  names.resize(names.size() - more);
+  return str_cat("; here ", absl::StrJoin(names, ", "),
+                 more > 0 ? str_cat(" and ", more, " more") : "", " can be patched");
+}
+
 std::vector<NamedHook> named_by(torch::nn::Module& module, const FqnPattern& pattern,
                                 std::string_view text) {
   std::vector<NamedHook> found;
@@ -49,13 +64,13 @@ std::vector<NamedHook> named_by(torch::nn::Module& module, const FqnPattern& pat
     const std::string what = fqn.empty() ? str_cat("the model itself (", m.name(), ")")
                                          : str_cat("'", fqn, "' (", m.name(), ")");
     refuse_patch(absl::StatusCode::kFailedPrecondition,
-                 hook == nullptr
-                     ? str_cat("the forward of ", what,
-                               " is called where nobody can be in between; make it as Hooked<Impl> "
-                               "(hooked.h), or patch the module that calls it")
-                     : str_cat("the forward of ", what,
-                               " takes or gives something else than tensors, or is the host's own "
-                               "code"));
+                 str_cat("the forward of ", what,
+                         hook == nullptr
+                             ? " is called where nobody can be in between; in C++ make it as "
+                               "Hooked<Impl> (hooked.h), or patch a module that calls it"
+                             : " takes or gives something else than tensors, or is the host's own "
+                               "code",
+                         what_can_be(module)));
   };
   visit("", module);
   for (const auto& item : module.named_modules("", /*include_self=*/false)) {

@@ -461,8 +461,15 @@ TEST(PatchForwardsTest, WhatCannotBeIsRefused) {
   refused("hafl", run, absl::StatusCode::kNotFound,
           "no module is called 'hafl'; did you mean 'half'");
   refused("half", run, absl::StatusCode::kFailedPrecondition, "something else than tensors");
+  refused("half", run, absl::StatusCode::kFailedPrecondition, 
+          "; nothing here can be patched");
   refused("*", run, absl::StatusCode::kFailedPrecondition, "the forward of the model itself");
   refused("body.1", run, absl::StatusCode::kFailedPrecondition, "make it as Hooked<Impl>");
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) {
+    model->register_module(name, std::make_shared<Hooked<SplitImpl>>());
+  }
+  refused("body.1", run, absl::StatusCode::kFailedPrecondition,
+          "; here 'a', 'b', 'c', 'd' and 2 more can be patched");
 
   const auto split = std::make_shared<Hooked<SplitImpl>>();
   const at::Tensor x = at::ones({2});
