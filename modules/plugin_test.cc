@@ -460,6 +460,7 @@ TEST(PatchForwardsTest, WhatCannotBeIsRefused) {
   refused("re:(", run, absl::StatusCode::kInvalidArgument, "pattern 're:('");
   refused("hafl", run, absl::StatusCode::kNotFound,
           "no module is called 'hafl'; did you mean 'half'");
+  refused("1", run, absl::StatusCode::kNotFound, "did you mean 'body.1'");
   refused("half", run, absl::StatusCode::kFailedPrecondition, "something else than tensors");
   refused("half", run, absl::StatusCode::kFailedPrecondition, 
           "; nothing here can be patched");
