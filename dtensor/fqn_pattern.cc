@@ -282,6 +282,9 @@ int FqnPattern::distance(std::string_view fqn, int limit) const {
   if (regex_ != nullptr) return limit + 1;
   Edits edits(fqn.size() + 1);
   std::iota(edits.begin(), edits.end(), 0);
+  for (size_t i = 1; i < edits.size(); ++i) {
+    if (fqn[i - 1] == '.') edits[i] = 1;
+  }
   for (const Piece& piece : pieces_) {
     if (piece.kind == Piece::kAny) {
       for (size_t i = 1; i < edits.size(); ++i) edits[i] = std::min(edits[i], edits[i - 1]);

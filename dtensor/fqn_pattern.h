@@ -41,7 +41,8 @@ class FqnPattern {
   const Specificity& specificity() const { return specificity_; }
 
   // How many characters of `fqn` would have to be another, come or go for this to match; `limit`
-  // + 1 if more than `limit`. Of a regular expression nobody knows: `limit` + 1.
+  // + 1 if more than `limit`. Modules before the first one count as one: "layers.*" is 1 from
+  // "model.layers.0". Of a regular expression nobody knows: `limit` + 1.
   int distance(std::string_view fqn, int limit) const;
 
  private:

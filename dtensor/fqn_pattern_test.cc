@@ -233,6 +233,9 @@ TEST(FqnPatternTest, DistanceCountsEditsPastWildcards) {
   EXPECT_EQ(distance("*.q_proj.weigh", "h.0.q_proj.weight"), 1);
   EXPECT_EQ(distance("*.{up,down}.weight", "mlp.dwn.weight"), 1);
   EXPECT_EQ(distance("h.?.b", "h.3.bias"), 3);
+  EXPECT_EQ(distance("layers.*.mlp", "model.layers.0.mlp"), 1);
+  EXPECT_EQ(distance("layrs.*.mlp", "a.model.layers.0.mlp"), 2);
+  EXPECT_EQ(distance("weight", "model.head.weight"), 1);
   EXPECT_EQ(distance("abc", ""), 3);
   EXPECT_EQ(distance("", "abcdefgh"), 6);  // more than the limit
   EXPECT_EQ(distance("re:abc", "abc"), 6);

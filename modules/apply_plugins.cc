@@ -288,14 +288,6 @@ class Answers {
   Named parameter_, forward_;
 };
 
-// "model.layers.0" for the pattern "layers.*".
-bool matches_what_is_within(const FqnPattern& pattern, std::string_view name) {
-  for (size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) {
-    if (pattern.matches(name.substr(dot + 1))) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 std::string near_misses(const FqnPattern& pattern, const std::vector<std::string>& names) {
@@ -303,7 +295,7 @@ std::string near_misses(const FqnPattern& pattern, const std::vector<std::string
   const int far = std::max(2, pattern.specificity().characters / 4);
   std::vector<std::pair<int, std::string>> near;
   for (const std::string& name : names) {
-    const int distance = matches_what_is_within(pattern, name) ? 0 : pattern.distance(name, far);
+    const int distance = pattern.distance(name, far);
     if (distance <= far && !name.empty()) near.emplace_back(distance, str_cat("'", name, "'"));
   }
   if (near.empty()) return "";
