@@ -29,7 +29,13 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Of what users make: a parameter is told by its being a leaf that requires grad.
-constexpr CutOrigins kData = {.data = ~uint64_t{0}};
+CutOrigins fed_in(const Layout& layout) {
+  CutOrigins origins;
+  for (int m = 0; m < std::min(layout.mesh_ndim(), 64); ++m) {
+    origins.data |= uint64_t{layout[m].is_shard()} << m;
+  }
+  return origins;
+}
 
 absl::Span<const int64_t> span_of(at::IntArrayRef sizes) {
   return {sizes.data(), sizes.size()};
@@ -223,7 +229,7 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
       layout_for(*context, Layout(placements), static_cast<int64_t>(sizes.size()), function);
   SpecRef spec =
       context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
-                      c10::typeMetaToScalarType(options.dtype()), options.device(), kData);
+                      c10::typeMetaToScalarType(options.dtype()), options.device(), fed_in(layout));
   const bool requires_grad = options.requires_grad();
   at::Tensor local = fill(array(spec->local_sizes), options.requires_grad(std::nullopt));
   const uint64_t provenance = checksum(0, spec->to_string());  // one rank may make it alone
@@ -342,7 +348,7 @@ at::Tensor dtensor_internal::distributed(const at::Tensor& tensor, const MeshPtr
   const Layout layout = layout_for(*context, given, tensor.dim(), "distribute_tensor");
   const auto sizes = tensor.sizes();
   SpecRef spec = context->intern(layout, span_of(sizes), contiguous_strides(span_of(sizes)),
-                                 tensor.scalar_type(), tensor.device(), kData);
+                                 tensor.scalar_type(), tensor.device(), fed_in(layout));
   const uint64_t provenance = provenance_of_new(*context, *spec);
   const About about(*context, provenance);
 
@@ -392,8 +398,9 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
                          Dims(global_sizes->begin(), global_sizes->end())}
           : gather_global_shape(*context, given, local, where);
   // What the graph has computed is not what is fed in.
-  SpecRef spec = context->intern(layout, sizes, contiguous_strides(sizes), local.scalar_type(),
-                                 local.device(), local.requires_grad() ? CutOrigins() : kData);
+  SpecRef spec =
+      context->intern(layout, sizes, contiguous_strides(sizes), local.scalar_type(), local.device(),
+                      local.requires_grad() ? CutOrigins() : fed_in(layout));
   if (local.sizes() != array(spec->local_sizes)) {
     throw Error("from_local",
                 absl::InvalidArgumentError(

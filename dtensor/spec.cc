@@ -24,10 +24,12 @@ at::Tensor make_shape(const Dims& sizes, const Dims& strides, at::ScalarType dty
 }  // namespace
 
 CutOrigins of_cuts(CutOrigins origins, const Layout& layout) {
-  uint64_t cuts = 0;
-  for (int m = 0; m < std::min(layout.mesh_ndim(), 64); ++m)
+  uint64_t cuts = 0, sums = 0;
+  for (int m = 0; m < std::min(layout.mesh_ndim(), 64); ++m) {
     cuts |= uint64_t{layout[m].is_shard()} << m;
-  return {origins.data & cuts, origins.weight & cuts};
+    sums |= uint64_t{layout[m].is_partial()} << m;
+  }
+  return {origins.data & (cuts | sums), origins.weight & cuts};
 }
 
 Spec::Spec(MeshContext* context_in, Layout layout_in, Dims sizes_in, Dims strides_in,

@@ -27,13 +27,17 @@ class MeshContext;
 // keeps these cuts as long as it can (strategy_cost.h): what becomes of a batch or of a weight that
 // is whole again costs more than one operator can see. A cut of neither kind is one that operators
 // made: the columns of x @ w, say, where w is cut.
+//
+// A Partial may be a sum over data that is cut: a loss, statistics of a batch, the gradient of a
+// parameter that every rank has. It bears data's bit.
 struct CutOrigins {
   uint64_t data = 0;    // a batch or a sequence: what users cut and feed in, and what is made of it
   uint64_t weight = 0;  // a parameter, and views of it
   friend bool operator==(const CutOrigins&, const CutOrigins&) = default;
 };
 
-// Without the mesh dimensions that do not cut the tensor: those have no origin.
+// Without the mesh dimensions along which the tensor is whole, or, for a weight, a Partial: those have
+// no origin.
 CutOrigins of_cuts(CutOrigins origins, const Layout& layout);
 
 class Spec final : public c10::intrusive_ptr_target {

@@ -189,7 +189,18 @@ void for_each_written(const OpInfo::Write& write, absl::Span<const IValue> args,
   for (const IValue& e : args[write.arg].toListRef()) f(element++, e.unsafeToTensorImpl());
 }
 
-// What is made of data that is cut, and stays cut, is data; what is made of a weight alone is one.
+// The mesh dimensions along which a Partial becomes something else, a bit for each.
+uint64_t reduced(const TensorInfo& input, const Spec& target) {
+  uint64_t bits = 0;
+  for (int m = 0; input.spec != nullptr && m < std::min(target.layout.mesh_ndim(), 64); ++m) {
+    const bool is = input.spec->layout[m].is_partial() && !target.layout[m].is_partial();
+    bits |= uint64_t{is} << m;
+  }
+  return bits;
+}
+
+// What is made of data that is cut, and stays cut or is summed, is data; what is made of a weight alone
+// is one.
 CutOrigins origins_of_results(const OpCall& call, const std::vector<SpecRef>& inputs) {
   CutOrigins origins;
   int tensors = 0;
@@ -199,7 +210,7 @@ CutOrigins origins_of_results(const OpCall& call, const std::vector<SpecRef>& in
     ++tensors;
     if (inputs[i] == nullptr) continue;
     const CutOrigins kept = of_cuts(input.origins, inputs[i]->layout);
-    origins.data |= kept.data;
+    origins.data |= kept.data & ~reduced(input, *inputs[i]);
     origins.weight |= kept.weight;
   }
   if (tensors > 1) origins.weight = 0;

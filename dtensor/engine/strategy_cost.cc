@@ -59,12 +59,15 @@ StrategyWeigher::StrategyWeigher(const OpCall& call, absl::Span<const int64_t> m
     }
     if (!info.defined) continue;
     shared_by_others_ = std::max(shared_by_others_, other_cuts);
+    const Placement* const have =
+        info.spec == nullptr ? &replicate : &info.spec->layout[call.mesh_dim];
+    const bool of_data = has_bit(info.origins.data, call.mesh_dim);
     inputs_.push_back(
-        {i, &info, info.spec == nullptr ? &replicate : &info.spec->layout[call.mesh_dim],
+        {i, &info, have,
          info.remembered == nullptr ? nullptr : &info.remembered->layout[call.mesh_dim],
          info.spec == nullptr, c10::isIntegralType(info.dtype, /*includeBool=*/true),
-         has_bit(info.origins.data, call.mesh_dim), has_bit(info.origins.weight, call.mesh_dim),
-         info.numel(), other_cuts});
+         of_data && have->is_shard(), has_bit(info.origins.weight, call.mesh_dim),
+         of_data && have->is_partial(), info.numel(), other_cuts});
   }
   for (int k = 0; k < call.num_outputs(); ++k) {
     const TensorInfo& info = call.output(k);
@@ -178,7 +181,7 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
   bool any_data = false, some_stay = false, all_stay = true, still_cut = false;
   bool nothing_moves = true;
   bool weight_lost = false, weight_kept = false;
-  bool takes_partial = false;
+  bool takes_partial = false, takes_sum_of_data = false;
   bool whole_factor = false;
   bool cuts_stay =
       false;  // a tensor stays cut where it is, so that the results are cut as others are
@@ -190,6 +193,7 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
     nothing_moves &=
         stays || (sliced && input.is_index) || (input.is_weight && want.is_replicate());
     takes_partial |= want.is_partial();
+    takes_sum_of_data |= want.is_partial() && input.sums_data;
     whole_factor |=
         want.is_replicate() && input.numel > 1 && !input.is_index && !input.info->only_shape;
     cuts_stay |= stays && want.is_shard();
@@ -232,7 +236,7 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
   if (is_too_much(cost.seconds())) return std::nullopt;
   // What is written back owes nothing more than it did.
   if (!written_input_.has_value()) {
-    const bool is_product = takes_partial && whole_factor;
+    const bool is_product = takes_partial && whole_factor && !takes_sum_of_data;
     cost.owed = owed(strategy,
                      is_product      ? kSpread
                      : takes_partial ? kLater

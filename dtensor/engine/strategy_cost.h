@@ -14,8 +14,10 @@
 //
 // A Partial is reduced as late as possible where it stays one tensor (sums, views, linear functions
 // of it alone), for other summands may join it: (x + Partial) + Partial is reduced once. In a product
-// it is reduced first, for each product would owe a reduction of its own. A tensor that has been
-// reduced or gathered once is remembered so (remembered.h), and costs nothing a second time.
+// it is reduced first, for each product would owe a reduction of its own; but not a sum over data,
+// which is most often on its way to be a parameter's gradient, and reduced there with all others. A
+// tensor that has been reduced or gathered once is remembered so (remembered.h), and costs nothing a
+// second time.
 //
 // A cut of neither data nor a weight (the columns of a product with a weight that is cut) goes on as
 // long as it costs nothing. Where a tensor is needed whole it is gathered, rather than cut along its
@@ -81,6 +83,7 @@ class StrategyWeigher {
     bool is_plain;            // a number, which lies nowhere
     bool is_index;            // no factor, and cutting it is no work
     bool is_data, is_weight;  // cut so along call.mesh_dim
+    bool sums_data;           // a Partial along it
     int64_t numel;
     int64_t other_cuts;  // pieces that other mesh dimensions cut it into
   };

@@ -119,6 +119,11 @@ TEST(StrategyCostTest, ATableThatIsCutStaysSoWhereNoDataIs) {
               "S(0), R -> P(sum)");
     EXPECT_EQ(taken("aten::embedding", {weight(mesh, {32000, 64}, Shard(1)), tokens}),
               "S(1), R -> S(1)");
+    // But for one that is nothing beside what is looked up in it.
+    const Tensor positions = tensor(mesh, {128, 128}, Replicate(), at::kLong);
+    EXPECT_EQ(taken("aten::embedding", {weight(mesh, {256, 8}, Shard(0)), positions}), "R, R -> R");
+    EXPECT_EQ(taken("aten::embedding", {weight(mesh, {257, 8}, Shard(0)), positions}),
+              "S(0), R -> P(sum)");
   });
 }
 
@@ -129,6 +134,12 @@ TEST(StrategyCostTest, ASumWaitsForItsLastSummandAProductDoesNot) {
     EXPECT_EQ(taken("aten::add.Tensor", {r, p}), "P(sum), P(sum) -> P(sum)");
     EXPECT_EQ(taken("aten::add.Tensor", {p, p}), "P(sum), P(sum) -> P(sum)");
     EXPECT_EQ(taken("aten::mul.Tensor", {p, r}), "R, R -> R");
+    // One of a batch does.
+    const Tensor of_batch =
+        at::mm(tensor(mesh, {64, 128}, Shard(1)), tensor(mesh, {128, 512}, Shard(0)));
+    EXPECT_EQ(layout_of(of_batch), Layout({Partial()}));
+    EXPECT_EQ(taken("aten::mul.Tensor", {of_batch, r}), "P(sum), R -> P(sum)");
+    EXPECT_EQ(taken("aten::mul.Tensor", {of_batch * 2, r}), "P(sum), R -> P(sum)");
     EXPECT_EQ(taken("aten::mul.Tensor", {p, tensor(mesh, {}, Replicate())}), "P(sum), R -> P(sum)");
     EXPECT_EQ(taken("aten::t", {p}), "P(sum) -> P(sum)");
     EXPECT_EQ(taken("aten::sum.dim_IntList", {p, std::vector<int64_t>{0}}), "P(sum) -> P(sum)");

@@ -57,7 +57,13 @@ void embedding(const OpCall& call, Strategies& out) {
   const int index_dims = call.input("indices").ndim();
   for (int d = 0; d < index_dims; ++d) out.add({{"indices", Shard(d)}}, {Shard(d)});
   out.add({{"weight", Shard(1)}}, {Shard(index_dims)});
-  out.add({{"weight", Shard(0)}}, {Partial()}, embedding_of_rows);
+  // A sum of what is looked up is not owed where the table is nothing beside it: positions of T5.
+  constexpr int64_t kFewRows = 64;
+  const TensorInfo& weight = call.input("weight");
+  const int64_t rows = weight.ndim() == 0 ? 0 : weight.sizes[0];
+  if (rows * kFewRows > call.input("indices").numel()) {
+    out.add({{"weight", Shard(0)}}, {Partial()}, embedding_of_rows);
+  }
   out.add_linear({{"weight"}});
 }
 
@@ -106,8 +112,15 @@ at::Tensor table_of_gradient(const Arguments& args) {
   return fits ? leaf->variable : at::Tensor();
 }
 
+// Whether gathering the columns of the incoming gradient is less than moving the table's from columns to
+// rows.
+bool is_less_than_table(const at::Tensor& grad, const at::Tensor& table, int mesh_dim) {
+  const int ranks = meta_of(grad).context->mesh().shape()[mesh_dim];
+  return grad.numel() <= table.numel() / ranks;
+}
+
 // The gradient's placements if some of its rows are all that a rank needs: the table is cut by rows
-// where indices and incoming gradient are whole.
+// where indices and incoming gradient are whole, or the latter can be had so.
 std::optional<Placements> rows_of_gradient(const Arguments& args) {
   const at::Tensor& grad = args.tensor("grad_output");
   const at::Tensor& indices = args.tensor("indices");
@@ -119,7 +132,10 @@ std::optional<Placements> rows_of_gradient(const Arguments& args) {
   bool fewer = false;
   for (size_t m = 0; m < placements.size(); ++m) {
     const Placement &of_grad = layout_of(grad)[m], &of_indices = layout_of(indices)[m];
-    if (of_grad.is_replicate() && of_indices.is_replicate()) {
+    const bool by_columns = of_grad.is_shard(static_cast<int>(grad.dim()) - 1) &&
+                            layout_of(table)[m].is_shard(0) &&
+                            is_less_than_table(grad, table, static_cast<int>(m));
+    if ((of_grad.is_replicate() || by_columns) && of_indices.is_replicate()) {
       if (!layout_of(table)[m].is_shard(0)) continue;
       placements[m] = layout_of(table)[m];
       fewer = true;
@@ -139,13 +155,19 @@ bool wants_some_rows(const Arguments& args) {
 
 void gradient_of_some_rows(const c10::OperatorHandle& op, c10::Stack& stack) {
   const Arguments args(op, absl::MakeConstSpan(stack).last(op.schema().arguments().size()));
-  const at::Tensor grad = args.tensor("grad_output"), indices = args.tensor("indices");
-  const DTensorMeta& meta = meta_of(grad);
+  const at::Tensor indices = args.tensor("indices"), given = args.tensor("grad_output");
   const Layout order = layout_of(table_of_gradient(args));
+  const Layout layout = value_or_throw(Layout::create(*rows_of_gradient(args), order.order()));
+  Placements whole = layout_of(given).placements();
+  for (Placement& p : whole) {
+    if (p.is_shard(static_cast<int>(given.dim()) - 1)) p = Replicate();
+  }
+  const at::Tensor grad = move_input(
+      op, given, value_or_throw(Layout::create(whole, layout_of(given).order())), "grad_output");
+  const DTensorMeta& meta = meta_of(grad);
   const Dims sizes = {args["num_weights"].toInt(), grad.size(-1)};
-  SpecRef spec =
-      meta.context->intern(value_or_throw(Layout::create(*rows_of_gradient(args), order.order())),
-                           sizes, contiguous_strides(sizes), grad.scalar_type(), meta.spec->device);
+  SpecRef spec = meta.context->intern(layout, sizes, contiguous_strides(sizes), grad.scalar_type(),
+                                      meta.spec->device);
   const at::Tensor& local = meta_of(indices).local();
   const HeldRows rows = held_slices(local, *spec, 0);
   at::Tensor result;

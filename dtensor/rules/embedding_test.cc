@@ -77,6 +77,31 @@ TEST(EmbeddingTest, ARankWorksOutTheGradientOfItsOwnRows) {
   });
 }
 
+// What comes in cut by columns is gathered, unless the table itself is less.
+TEST(EmbeddingTest, RowsOfAGradientThatComesByColumns) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    for (const int64_t rows : {400, 3}) {
+      const Tensor plain = table_of(rows).requires_grad_();
+      const Tensor table = distribute_tensor(plain.detach(), mesh, {Shard(0)}).requires_grad_();
+      const Tensor at = (at::arange(20, at::kLong).square()).remainder(rows);
+      const Tensor factor = table_of(20);
+      const Tensor columns = distribute_tensor(factor, mesh, {Shard(1)});
+      (at::embedding(plain, at) * factor).pow(3).sum().backward();
+      const Tensor y = at::embedding(table, distribute_tensor(at, mesh, {Replicate()}));
+      const Tensor loss = (y * columns).pow(3).sum();
+      CommTrace trace(mesh);
+      loss.backward();
+      if (rows == 400) {
+        EXPECT_EQ(layout_of(table.grad()), Layout({Shard(0)}));
+        EXPECT_COMMS(
+            trace,
+            {testing::all_gather("tp").by("aten::embedding_dense_backward").of("grad_output")});
+      }
+      EXPECT_TRUE(at::allclose(full_tensor(table.grad()), plain.grad(), 1e-12, 1e-12));
+    }
+  });
+}
+
 // Neither a table that is computed nor one whose rows are scaled by how often they are looked up
 // has the gradient of some rows.
 TEST(EmbeddingTest, OtherGradientsAreWhole) {
