@@ -636,5 +636,51 @@ TEST(GradSyncTest, OneThatEndsLeavesGradientsAsTheyAre) {
   });
 }
 
+// What is made of a parameter before it meets the batch (decays, norms of weights, masks) is made on every
+// rank; its gradient is summed over the batch, and goes with the others.
+TEST(FinishGradSyncTest, GradientsPastFunctionsOfParametersLeaveTogether) {
+  struct MadeImpl : nn::Module {
+    MadeImpl() {
+      const auto numbers = [](int64_t rows, int64_t columns) {
+        return at::sin(at::arange(rows * columns, at::kDouble) * 0.7).view({rows, columns}) + 0.3;
+      };
+      decay = register_parameter("decay", numbers(1, kDim));
+      step = register_parameter("step", numbers(1, kDim) * 2);
+      direction = register_parameter("direction", numbers(kDim, kDim));
+      length = register_parameter("length", numbers(kDim, 1));
+      masked = register_parameter("masked", numbers(kDim, kDim) * 3);
+    }
+    at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) {
+      at::Tensor y = x * at::exp(-at::exp(decay)) + x * at::softplus(step) * at::sigmoid(decay);
+      y = at::linear(y, length * direction / direction.norm(2, {1}, true));
+      return at::linear(y, masked * masked * mask).square().sum();
+    }
+    at::Tensor decay, step, direction, length, masked;
+  };
+  const at::Tensor x = batch(0, at::kDouble);
+  const at::Tensor mask = at::ones({kDim, kDim}, at::kDouble).triu();
+  MadeImpl plain;
+  plain.forward(x, mask).backward();
+  for (const std::vector<MeshDim>& dims :
+       {std::vector<MeshDim>{{"dp", 2}}, {{"dp", 3}}, {{"dp", 2}, {"more", 2}}}) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      MadeImpl model;
+      distribute_module(model, mesh, {});
+      Placements rows(mesh->mesh().ndim(), Shard(0));
+      const at::Tensor loss =
+          model.forward(distribute_tensor(x, mesh, rows),
+                        distribute_tensor(mask, mesh, Placements(mesh->mesh().ndim())));
+      CommTrace trace(mesh);
+      loss.backward();
+      EXPECT_TRUE(trace.events().empty()) << trace.to_string();
+      finish_grad_sync(model);
+      for (const auto& item : plain.named_parameters()) {
+        const at::Tensor got = full_tensor(model.named_parameters()[item.key()].grad());
+        EXPECT_TRUE(at::allclose(got, item.value().grad(), 1e-12, 1e-12)) << item.key();
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace shardweave
