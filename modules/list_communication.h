@@ -10,6 +10,9 @@
 //   });
 //   std::cout << list.to_string();
 //
+// Comparisons of plain tensors wait for the next value that leaves the mesh: they are listed if it leaves
+// in here, as by loss.item().
+//
 // What it tells of the optimizer it tells where backward runs on the calling thread, on CPUs. On a
 // GPU backward runs on autograd's threads, unseen: an optimizer that communicates is listed under
 // Phase::kForward there.
