@@ -15,6 +15,7 @@
 #include "shardweave/dtensor/engine/arguments.h"
 #include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/csrc/autograd/graph_task.h"
 
@@ -221,6 +222,40 @@ void settle_plain_tensors(MeshContext& context) {
   throw Error(absl::InvalidArgumentError(plain.failure_));
 }
 
+namespace {
+
+// Of a new tensor that backward is about to write, all of whose memory is its own: cut along the mesh
+// dimensions along which what it is written beside is cut, in the same dimension of the same size.
+Layout layout_beside(const MeshContext& context, const at::Tensor& plain, const OpInfo& info,
+                     absl::Span<const IValue> args) {
+  Placements placements(context.mesh().ndim());
+  std::vector<int> order = Layout(placements).order();
+  if (plain.is_view() || !plain.has_storage() || plain.storage().use_count() > 1 ||
+      !plain.is_contiguous()) {
+    return Layout(std::move(placements));
+  }
+  std::vector<bool> differs(placements.size());
+  for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
+    if (!defined(impl) || !is_dtensor(impl)) return;
+    const Spec& beside = *meta_of(impl).spec;
+    for (int m = 0; m < beside.layout.mesh_ndim(); ++m) {
+      const Placement& p = beside.layout[m];
+      if (!p.is_shard()) continue;
+      const bool fits = p.kind() == PlacementKind::kShard && beside.ndim() == plain.dim() &&
+                        beside.sizes[p.dim()] == plain.size(p.dim());
+      differs[m] = differs[m] || !fits || (placements[m].is_shard() && placements[m] != p);
+      placements[m] = p;
+    }
+    order = beside.layout.order();
+  });
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (differs[m]) placements[m] = Replicate();
+  }
+  return value_or_throw(Layout::create(std::move(placements), std::move(order)));
+}
+
+}  // namespace
+
 void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
                    const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
   for (const OpInfo::Write& write : info.writes) {
@@ -230,7 +265,17 @@ void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
     if (!write.is_out) {
       context->plain_tensors.put_off({op, static_cast<size_t>(write.arg)}, plain);
     }
-    convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
+    const SpecRef whole = replicated_spec(*context, plain);
+    const Layout layout = layout_beside(*context, plain, info, args);
+    if (layout.is_replicated()) {
+      convert_in_place(plain, plain.detach(), whole, context);
+      continue;
+    }
+    const at::Tensor part = redistributed(
+        wrap(plain.detach(), whole, context), layout,
+        {.name = op.operator_name().name, .argument = op.schema().arguments()[write.arg].name()});
+    convert_in_place(plain, meta_of(part).local().clone(at::MemoryFormat::Contiguous),
+                     meta_of(part).spec, context);
   }
 }
 

@@ -379,11 +379,16 @@ void zero(const OpCall& call, Strategies& out) {
 
 // --- tensors like others -------------------------------------------------------------------------
 
-// *_like, new_*: the values of self are not looked at. Of its shape, they lie as self does.
+// *_like, new_*: the values of self are not looked at. A dimension of self's size lies as that one does,
+// if no others are missing: backward of gather, index, sort and max begins with zeros that are new for
+// the gradient of some columns, and writes it there. The batch of both stays cut.
 void made_like(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input("self");
-  const bool same_shape = call.output().sizes == self.sizes;
-  for (int d = 0; d < self.ndim(); ++d) out.add({Shard(d)}, {same_shape ? Shard(d) : Replicate()});
+  const Dims& sizes = call.output().sizes;
+  for (int d = 0; d < self.ndim(); ++d) {
+    const bool is_same = call.output().ndim() >= self.ndim() && sizes[d] == self.sizes[d];
+    out.add({Shard(d)}, {is_same ? Shard(d) : Replicate()});
+  }
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Replicate()});
 }
 

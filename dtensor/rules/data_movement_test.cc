@@ -1,8 +1,13 @@
 // Joining, cutting, padding, copying and indexing on shards against one device.
+#include <functional>
+#include <utility>
+#include <vector>
+
 #include "ATen/ATen.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/op_check.h"
 
@@ -216,12 +221,48 @@ TEST(DataMovementRulesTest, TensorsLikeOthers) {
     EXPECT_EQ(layout_of(s.new_zeros({4, 3}))[0], Shard(0));
     EXPECT_EQ(layout_of(s.new_empty_strided({4, 3}, {1, 4}))[0], Shard(0));
     EXPECT_EQ(layout_of(s.new_zeros({5}))[0], Replicate());
+    EXPECT_EQ(layout_of(s.new_zeros({4}))[0], Replicate());
+    EXPECT_EQ(layout_of(s.new_zeros({4, 9}))[0], Shard(0));
+    EXPECT_EQ(layout_of(s.new_zeros({4, 3, 5}))[0], Shard(0));
+    EXPECT_EQ(layout_of(s.new_zeros({5, 3}))[0], Replicate());
     EXPECT_EQ(layout_of(at::zeros_like(p))[0], Replicate());
     EXPECT_EQ(layout_of(p.new_zeros({4, 3}))[0], Replicate());
     Tensor q = p.clone();
     EXPECT_EQ(layout_of(q.zero_())[0], Partial());
     EXPECT_EQ(layout_of(q.fill_(2))[0], Partial());
   });
+}
+
+// Backward of what takes some columns of each row.
+TEST(DataMovementRulesTest, GradientsOfSomeColumnsStayWhereTheBatchIs) {
+  const std::vector<std::pair<const char*, std::function<Tensor(const Tensor&, const Tensor&)>>>
+      takes = {
+          {"gather", [](const Tensor& x, const Tensor& at) { return x.gather(1, at); }},
+          {"topk", [](const Tensor& x, const Tensor&) { return std::get<0>(x.topk(3, 1)); }},
+          {"sort", [](const Tensor& x, const Tensor&) { return std::get<0>(x.sort(1)) * x; }},
+          {"max", [](const Tensor& x, const Tensor&) { return std::get<0>(x.max(1)); }},
+          {"index_select",
+           [](const Tensor& x, const Tensor&) {
+             return x.index_select(1, x.new_ones({2}, at::kLong));
+           }},
+      };
+  for (const auto& [name, take] : takes) {
+    SCOPED_TRACE(name);
+    const Tensor plain = (at::arange(70, at::kDouble) * 1.7).sin().view({7, 10}).requires_grad_();
+    const Tensor columns = at::arange(7, at::kLong).square().remainder(10).view({7, 1});
+    take(plain, columns).square().sum().backward();
+    on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+      const Tensor x =
+          distribute_tensor(plain.detach(), mesh, Placements{Shard(0)}).requires_grad_();
+      const Tensor at = distribute_tensor(columns, mesh, Placements{Shard(0)});
+      const Tensor loss = take(x, at).square().sum();
+      const CommTrace trace(mesh);
+      loss.backward();
+      EXPECT_TRUE(trace.events().empty()) << trace.to_string();
+      EXPECT_EQ(layout_of(x.grad())[0], Shard(0));
+      EXPECT_TRUE(at::allclose(full_tensor(x.grad()), plain.grad()));
+    });
+  }
 }
 
 TEST(DataMovementRulesTest, Questions) {
