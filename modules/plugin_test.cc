@@ -462,8 +462,7 @@ TEST(PatchForwardsTest, WhatCannotBeIsRefused) {
           "no module is called 'hafl'; did you mean 'half'");
   refused("1", run, absl::StatusCode::kNotFound, "did you mean 'body.1'");
   refused("half", run, absl::StatusCode::kFailedPrecondition, "something else than tensors");
-  refused("half", run, absl::StatusCode::kFailedPrecondition, 
-          "; nothing here can be patched");
+  refused("half", run, absl::StatusCode::kFailedPrecondition, "; nothing here can be patched");
   refused("*", run, absl::StatusCode::kFailedPrecondition, "the forward of the model itself");
   refused("body.1", run, absl::StatusCode::kFailedPrecondition, "make it as Hooked<Impl>");
   for (const char* name : {"a", "b", "c", "d", "e", "f"}) {

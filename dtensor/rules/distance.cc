@@ -53,7 +53,8 @@ void cdist_backward_shape(OpCall& call) {
   const Dims& grad = call.input("grad").sizes;
   const TensorInfo& x1 = call.input("x1");
   // Without any distance LibTorch gives zeros as x1 is, before batches are broadcast.
-  const bool is_empty = x1.sizes.back() == 0 || std::find(grad.begin(), grad.end(), 0) != grad.end();
+  const bool is_empty =
+      x1.sizes.back() == 0 || std::find(grad.begin(), grad.end(), 0) != grad.end();
   if (is_empty) {
     call.outputs.push_back(contiguous_info(x1.sizes, x1.dtype));
     return;
