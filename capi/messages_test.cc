@@ -264,6 +264,12 @@ TEST_F(MessagesTest, Operators) {
   says(call("aten::mul", {}), "the arguments (none) fit none");
   says(call("aten::mul", {swv_value_string("x", 1), swv_value_floats(floats, 2)}),
        "the arguments (a string, floats) fit");
+  // A number stands for a tensor, but nobody would see what is written to it.
+  says(call("aten::mul_.Tensor", {swv_value_int(3), plain}),
+       "argument 'self' is an integer; wanted Tensor, which is written");
+  says(call("aten::sort.values",
+            {plain, swv_value_default(), swv_value_default(), plain, swv_value_int(0)}),
+       "argument 'indices' is an integer; wanted Tensor, which is written");
   swv_op* sum = nullptr;
   ok(swv_op_find("aten::sum", &sum));
   const swv_value named[] = {sharded, swv_value_ints(ints, 1), swv_value_ints(ints, 1)};

@@ -87,6 +87,7 @@ Argument make_argument(const c10::Argument& from) {
     type = type->castRaw<c10::OptionalType>()->getElementType().get();
   }
   result.kind = kind_of(*type);
+  result.written = from.alias_info() != nullptr && from.alias_info()->isWrite();
   result.fixed_size = from.N().value_or(0);
   result.has_default = from.default_value().has_value();
   if (result.has_default) result.default_value = *from.default_value();
@@ -294,7 +295,8 @@ bool optional_tensor_list(const swv_value& v, c10::IValue& result) {
         result = tensor(v.as.tensor, "arguments[].as.tensor");
         return true;
       }
-      return match == Match::kLenient && wrapped_number(v, result);
+      // What an operator writes it returns by reference: to nothing, if only the stack had held it.
+      return match == Match::kLenient && !argument.written && wrapped_number(v, result);
     case ArgType::kInt:
       if (v.kind != SWV_VALUE_INT) return false;
       result = v.as.integer;
@@ -481,7 +483,7 @@ Signature::Signature(const c10::FunctionSchema& schema) {
     }
     if (!fits) {
       return refuse("argument '", argument.name, "' is ", name_of_kind(value->kind), "; wanted ",
-                    argument.type);
+                    argument.type, argument.written ? ", which is written" : "");
     }
   }
   if (named != given.names.size()) {

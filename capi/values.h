@@ -44,6 +44,7 @@ struct Argument {
   std::string type;  // as the schema writes it
   ArgType kind = ArgType::kOther;
   bool optional = false;   // none is allowed
+  bool written = false;    // in place, or an output: no number stands for it
   int64_t fixed_size = 0;  // of a list that a single number stands for; 0: as many as there are
   bool has_default = false;
   c10::IValue default_value;
