@@ -5,6 +5,8 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -12,11 +14,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
+#include "c10/util/Type.h"
 #include "shardweave/dtensor/engine/arguments.h"
 #include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
+#include "torch/csrc/autograd/function.h"
 #include "torch/csrc/autograd/graph_task.h"
 
 namespace shardweave::dtensor_internal {
@@ -224,16 +228,25 @@ void settle_plain_tensors(MeshContext& context) {
 
 namespace {
 
-// Of a new tensor that backward is about to write, all of whose memory is its own: cut along the mesh
-// dimensions along which what it is written beside is cut, in the same dimension of the same size.
-Layout layout_beside(const MeshContext& context, const at::Tensor& plain, const OpInfo& info,
+// A formula of LibTorch's runs. It writes only what it has made, and makes the same on every rank. (A
+// user's function or hook may write what others hold, on some of the ranks.)
+bool in_formula() {
+  const auto node = torch::autograd::get_current_node();
+  return node != nullptr && std::string_view(c10::demangle(typeid(*node).name()))
+                                .starts_with("torch::autograd::generated::");
+}
+
+// All its memory is its own.
+bool is_alone(const at::Tensor& t) {
+  return !t.is_view() && t.has_storage() && t.storage().use_count() == 1 && t.is_contiguous();
+}
+
+// Of a whole tensor that is about to be written: cut along the mesh dimensions along which what it is
+// written beside is cut, in the same dimension of the same size.
+Layout layout_beside(const MeshContext& context, const at::Tensor& whole, const OpInfo& info,
                      absl::Span<const IValue> args) {
   Placements placements(context.mesh().ndim());
   std::vector<int> order = Layout(placements).order();
-  if (plain.is_view() || !plain.has_storage() || plain.storage().use_count() > 1 ||
-      !plain.is_contiguous()) {
-    return Layout(std::move(placements));
-  }
   std::vector<bool> differs(placements.size());
   for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
     if (!defined(impl) || !is_dtensor(impl)) return;
@@ -241,8 +254,8 @@ Layout layout_beside(const MeshContext& context, const at::Tensor& plain, const 
     for (int m = 0; m < beside.layout.mesh_ndim(); ++m) {
       const Placement& p = beside.layout[m];
       if (!p.is_shard()) continue;
-      const bool fits = p.kind() == PlacementKind::kShard && beside.ndim() == plain.dim() &&
-                        beside.sizes[p.dim()] == plain.size(p.dim());
+      const bool fits = p.kind() == PlacementKind::kShard && beside.ndim() == whole.dim() &&
+                        beside.sizes[p.dim()] == whole.size(p.dim());
       differs[m] = differs[m] || !fits || (placements[m].is_shard() && placements[m] != p);
       placements[m] = p;
     }
@@ -258,24 +271,41 @@ Layout layout_beside(const MeshContext& context, const at::Tensor& plain, const 
 
 void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
                    const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
+  if (!in_backward()) return;
   for (const OpInfo::Write& write : info.writes) {
     if (write.is_list || !args[write.arg].isTensor()) continue;
-    const at::Tensor& plain = args[write.arg].toTensor();
-    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl()) || !in_backward()) continue;
-    if (!write.is_out) {
-      context->plain_tensors.put_off({op, static_cast<size_t>(write.arg)}, plain);
+    const at::Tensor& written = args[write.arg].toTensor();
+    if (!written.defined()) continue;
+    DTensorMeta* const meta =
+        is_dtensor(written.unsafeGetTensorImpl()) ? &meta_of(written) : nullptr;
+    if (meta == nullptr && !write.is_out) {
+      context->plain_tensors.put_off({op, static_cast<size_t>(write.arg)}, written);
     }
-    const SpecRef whole = replicated_spec(*context, plain);
-    const Layout layout = layout_beside(*context, plain, info, args);
-    if (layout.is_replicated()) {
-      convert_in_place(plain, plain.detach(), whole, context);
+    if (meta != nullptr && !meta->spec->layout.is_replicated()) continue;
+    const Layout layout = layout_beside(*context, written, info, args);
+    const bool is_cut = !layout.is_replicated() && in_formula() &&
+                        (meta == nullptr ? is_alone(written)
+                                         : meta->family == nullptr && !written.is_view() &&
+                                               is_alone(meta->local()));
+    if (!is_cut) {
+      if (meta == nullptr) {
+        convert_in_place(written, written.detach(), replicated_spec(*context, written), context);
+      }
       continue;
     }
-    const at::Tensor part = redistributed(
-        wrap(plain.detach(), whole, context), layout,
+    const at::Tensor whole =
+        meta == nullptr ? wrap(written.detach(), replicated_spec(*context, written), context)
+                        : written;
+    const at::Tensor cut = redistributed(
+        whole, layout,
         {.name = op.operator_name().name, .argument = op.schema().arguments()[write.arg].name()});
-    convert_in_place(plain, meta_of(part).local().clone(at::MemoryFormat::Contiguous),
-                     meta_of(part).spec, context);
+    at::Tensor part = meta_of(cut).local().clone(at::MemoryFormat::Contiguous);
+    if (meta == nullptr) {
+      convert_in_place(written, std::move(part), meta_of(cut).spec, context);
+    } else {
+      meta->part = LocalPart(std::move(part));
+      meta->spec = meta_of(cut).spec;
+    }
   }
 }
 

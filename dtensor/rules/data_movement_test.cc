@@ -243,25 +243,32 @@ TEST(DataMovementRulesTest, GradientsOfSomeColumnsStayWhereTheBatchIs) {
           {"max", [](const Tensor& x, const Tensor&) { return std::get<0>(x.max(1)); }},
           {"index_select",
            [](const Tensor& x, const Tensor&) {
-             return x.index_select(1, x.new_ones({2}, at::kLong));
+             return x.index_select(1, x.new_ones({2}, at::kLong)).square();
            }},
       };
+  // A mean's gradient is whole.
+  const std::vector<std::pair<const char*, std::function<Tensor(const Tensor&)>>> losses = {
+      {"squares", [](const Tensor& x) { return x.square().sum(); }},
+      {"mean", [](const Tensor& x) { return -x.mean(); }},
+  };
   for (const auto& [name, take] : takes) {
-    SCOPED_TRACE(name);
-    const Tensor plain = (at::arange(70, at::kDouble) * 1.7).sin().view({7, 10}).requires_grad_();
-    const Tensor columns = at::arange(7, at::kLong).square().remainder(10).view({7, 1});
-    take(plain, columns).square().sum().backward();
-    on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
-      const Tensor x =
-          distribute_tensor(plain.detach(), mesh, Placements{Shard(0)}).requires_grad_();
-      const Tensor at = distribute_tensor(columns, mesh, Placements{Shard(0)});
-      const Tensor loss = take(x, at).square().sum();
-      const CommTrace trace(mesh);
-      loss.backward();
-      EXPECT_TRUE(trace.events().empty()) << trace.to_string();
-      EXPECT_EQ(layout_of(x.grad())[0], Shard(0));
-      EXPECT_TRUE(at::allclose(full_tensor(x.grad()), plain.grad()));
-    });
+    for (const auto& [loss_name, loss_of] : losses) {
+      SCOPED_TRACE(std::string(name) + " " + loss_name);
+      const Tensor plain = (at::arange(70, at::kDouble) * 1.7).sin().view({7, 10}).requires_grad_();
+      const Tensor columns = at::arange(7, at::kLong).square().remainder(10).view({7, 1});
+      loss_of(take(plain, columns)).backward();
+      on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+        const Tensor x =
+            distribute_tensor(plain.detach(), mesh, Placements{Shard(0)}).requires_grad_();
+        const Tensor at = distribute_tensor(columns, mesh, Placements{Shard(0)});
+        const Tensor loss = loss_of(take(x, at));
+        const CommTrace trace(mesh);
+        loss.backward();
+        EXPECT_TRUE(trace.events().empty()) << trace.to_string();
+        EXPECT_EQ(layout_of(x.grad())[0], Shard(0));
+        EXPECT_TRUE(at::allclose(full_tensor(x.grad()), plain.grad()));
+      });
+    }
   }
 }
 
