@@ -267,6 +267,28 @@ Layout layout_beside(const MeshContext& context, const at::Tensor& whole, const 
   return value_or_throw(Layout::create(std::move(placements), std::move(order)));
 }
 
+// Calls replacement(i, v) for each plain tensor v of argument i that stands in the place of a DTensor:
+// all but numbers that are read.
+template <typename Replacement>
+void replace_plain(const OpInfo& info, absl::Span<IValue> args, const Replacement& replacement) {
+  const auto replaced = [&](size_t i, const IValue& value) -> IValue {
+    if (!value.isTensor()) return value;
+    const at::Tensor& plain = value.toTensor();
+    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl())) return value;
+    if (is_number(plain) && !info.is_out[i]) return value;
+    return replacement(i, value);
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i] == ArgKind::kTensor) {
+      args[i] = replaced(i, args[i]);
+    } else if (info.args[i] == ArgKind::kTensorList && args[i].isList()) {
+      c10::impl::GenericList list(args[i].toList().elementType());
+      for (const IValue& e : args[i].toListRef()) list.push_back(replaced(i, e));
+      args[i] = std::move(list);
+    }
+  }
+}
+
 }  // namespace
 
 void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
@@ -316,11 +338,8 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
   std::vector<size_t> of;      // the arguments that these are of
   std::vector<std::pair<at::Tensor, uint64_t>> first_met;
   std::vector<at::Tensor> becoming;  // DTensors where they stand, for the operator writes to them
-  auto adopted = [&](size_t i, const IValue& value) -> IValue {
-    if (!value.isTensor()) return value;
+  replace_plain(info, args, [&](size_t i, const IValue& value) -> IValue {
     const at::Tensor& plain = value.toTensor();
-    if (!plain.defined() || is_dtensor(plain.unsafeGetTensorImpl())) return value;
-    if (is_number(plain) && !info.is_out[i]) return value;
     check_can_mix(op, i, plain);
     SpecRef spec = replicated_spec(*context, plain);
     // Not its shape: ranks that have different ones shall do the same all the same.
@@ -337,21 +356,24 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
     if (!writes(info, i)) return wrap(plain.detach(), std::move(spec), context);
     becoming.push_back(plain);
     return value;
-  };
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (info.args[i] == ArgKind::kTensor) {
-      args[i] = adopted(i, args[i]);
-    } else if (info.args[i] == ArgKind::kTensorList && args[i].isList()) {
-      c10::impl::GenericList list(args[i].toList().elementType());
-      for (const IValue& e : args[i].toListRef()) list.push_back(adopted(i, e));
-      args[i] = std::move(list);
-    }
-  }
+  });
   if (!sums.empty() && context->mesh().size() > 1) compare_now(op, of, *context, sums);
   for (const auto& [plain, place] : first_met) context->plain_tensors.meet(plain, place);
   for (const at::Tensor& plain : becoming) {
     convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
   }
+}
+
+std::vector<IValue> taken_as_equal(const c10::OperatorHandle& op, const OpInfo& info,
+                                   const std::shared_ptr<MeshContext>& context,
+                                   absl::Span<const IValue> args) {
+  std::vector<IValue> result(args.begin(), args.end());
+  replace_plain(info, absl::MakeSpan(result), [&](size_t i, const IValue& value) -> IValue {
+    const at::Tensor& plain = value.toTensor();
+    check_can_mix(op, i, plain);
+    return wrap(plain.detach(), replicated_spec(*context, plain), context);
+  });
+  return result;
 }
 
 void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,

@@ -100,6 +100,12 @@ void settle_plain_tensors(MeshContext& context);
 void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
                  const std::shared_ptr<MeshContext>& context, absl::Span<c10::IValue> args);
 
+// The arguments with plain tensors in the place of DTensors taken for the same on every rank, as
+// adopt_equal() takes them; nothing is compared. Throws Error (InvalidArgument) if one requires grad.
+std::vector<c10::IValue> taken_as_equal(const c10::OperatorHandle& op, const OpInfo& info,
+                                        const std::shared_ptr<MeshContext>& context,
+                                        absl::Span<const c10::IValue> args);
+
 // Numbers among the arguments of a call, which adopt_equal() leaves as they are. One that is written
 // and stays plain has left the mesh: settles.
 void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,

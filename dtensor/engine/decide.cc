@@ -199,21 +199,39 @@ uint64_t reduced(const TensorInfo& input, const Spec& target) {
   return bits;
 }
 
-// What is made of data that is cut, and stays cut or is summed, is data; what is made of a weight alone
-// is one.
-CutOrigins origins_of_results(const OpCall& call, const std::vector<SpecRef>& inputs) {
+// The mesh dimensions along which a layout is cut, a bit for each.
+uint64_t cuts_of(const Layout& layout) {
+  uint64_t bits = 0;
+  for (int m = 0; m < std::min(layout.mesh_ndim(), 64); ++m) {
+    bits |= uint64_t{layout[m].is_shard()} << m;
+  }
+  return bits;
+}
+
+// What is made of data that is cut, and stays cut or is summed, is data, as are the parts that ranks
+// make with indices that were cut and are whole for it (StrategyWeigher); what is made of a weight
+// alone is one.
+CutOrigins origins_of_results(const OpCall& call, const std::vector<SpecRef>& inputs,
+                              const std::vector<Layout>& outputs) {
   CutOrigins origins;
   int tensors = 0;
+  uint64_t indices_cut = 0, inputs_cut = 0, outputs_cut = 0;
+  for (const Layout& output : outputs) outputs_cut |= cuts_of(output);
   for (int i = 0; i < call.num_inputs(); ++i) {
     const TensorInfo& input = call.input(i);
     if (!input.defined || input.is_scalar()) continue;
     ++tensors;
     if (inputs[i] == nullptr) continue;
+    inputs_cut |= cuts_of(inputs[i]->layout);
+    if (input.spec != nullptr && c10::isIntegralType(input.dtype, /*includeBool=*/true)) {
+      indices_cut |= input.origins.data & cuts_of(input.spec->layout);
+    }
     const CutOrigins kept = of_cuts(input.origins, inputs[i]->layout);
     origins.data |= kept.data & ~reduced(input, *inputs[i]);
     origins.weight |= kept.weight;
   }
   if (tensors > 1) origins.weight = 0;
+  origins.data |= indices_cut & ~inputs_cut & outputs_cut;
   origins.data &= ~origins.weight;
   return origins;
 }
@@ -358,7 +376,7 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
                           ? propagate_elements(context, call, *rule)
                           : propagate(context, call, *rule, written_input, weighed);
   entry->kernel = decision.kernel;
-  const CutOrigins origins = origins_of_results(call, decision.inputs);
+  const CutOrigins origins = origins_of_results(call, decision.inputs, decision.outputs);
   c10::Device device = at::kCPU;
   for (int i = 0; i < call.num_inputs(); ++i) {
     if (call.input(i).spec != nullptr) device = call.input(i).spec->device;

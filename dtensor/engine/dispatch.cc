@@ -857,21 +857,16 @@ void run_composed(const c10::OperatorHandle& op, const OpInfo& info, const Compo
 
 }  // namespace
 
-std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
+std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<const IValue> given) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  MeshContext& context = *find_context(op, args);
+  const std::shared_ptr<MeshContext> shared = find_context(op, given);
+  MeshContext& context = *shared;
   const OpInfo& info = context.decisions.op_info(op);
-  if (composed_rule(op, info, args) != nullptr || info.decompose) return std::nullopt;
-  CallKey key;
-  if (!make_key(op, info, args, key)) {
-    for_each_tensor(info, args, [&](size_t arg, const c10::TensorImpl* impl) {
-      if (!defined(impl) || is_dtensor(impl) || impl->dim() == 0) return;
-      fail(op, absl::StatusCode::kInvalidArgument,
-           absl::StrCat("argument '", op.schema().arguments()[arg].name(),
-                        "' is a plain tensor of shape [", absl::StrJoin(impl->sizes(), ", "),
-                        "], which has no layout"));
-    });
-  }
+  if (composed_rule(op, info, given) != nullptr || info.decompose) return std::nullopt;
+  const std::vector<IValue> args = taken_as_equal(op, info, shared, given);
+  for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
+    if (defined(impl) && is_dtensor(impl)) sync_view(meta_of(impl), op.operator_name().name);
+  });
   OpCall call = make_call(op, info, args);
   Decided decided{&context, nullptr, std::move(call.inputs), std::move(call.input_arg), {}};
   decided.entry = decide(op, info, context, args, &decided.weighed);

@@ -35,8 +35,8 @@ struct Decided {
   std::vector<int> input_arg;      // the schema argument that inputs[i] comes from
   Weighed weighed;                 // empty without a rule
 };
-// Sends nothing, runs nothing. nullopt: the operator is made of others, which are decided one by
-// one. Throws as dispatch() would.
+// Sends nothing, runs nothing: plain tensors count as the same on every rank. nullopt: the operator is
+// made of others, which are decided one by one. Throws as dispatch() would.
 std::optional<Decided> decide_only(const c10::OperatorHandle& op,
                                    absl::Span<const c10::IValue> args);
 

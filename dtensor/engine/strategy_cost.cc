@@ -185,6 +185,11 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
   bool whole_factor = false;
   bool cuts_stay =
       false;  // a tensor stays cut where it is, so that the results are cut as others are
+  // Of whole inputs each rank makes a part of the results.
+  const bool makes_part =
+      cut_results && std::none_of(inputs_.begin(), inputs_.end(), [&](const Input& input) {
+        return strategy.inputs[input.index].is_shard();
+      });
   for (const Input& input : inputs_) {
     const Placement& want = strategy.inputs[input.index];
     const bool stays = want == *input.have;
@@ -199,8 +204,11 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
     cuts_stay |= stays && want.is_shard();
     if (input.is_data) {
       any_data = true;
-      some_stay |= stays;
-      all_stay &= stays;
+      // Indices are little beside what they name: a batch stays cut in what is made of them.
+      const bool goes_on = stays || (input.is_index && makes_part);
+      some_stay |= goes_on;
+      all_stay &= goes_on;
+      cuts_stay |= goes_on;
       still_cut |= cut_results && pieces(*input.info, want) > 1;
     } else if (input.is_weight) {
       (stays ? weight_kept : weight_lost) = true;

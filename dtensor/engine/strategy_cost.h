@@ -9,7 +9,7 @@
 //
 //   1. Move the data, or, worse, give up its cut. Once a batch is whole on every rank, all ranks do
 //      the same work from there on. Where a batch that is cut meets a weight that is cut, the weight
-//      is gathered.
+//      is gathered. (Indices may be, if each rank makes a part of the results then.)
 //   2. Give up the cut of a weight: gathered here, it is gathered in every step, and in backward.
 //
 // A Partial is reduced as late as possible where it stays one tensor (sums, views, linear functions

@@ -18,7 +18,7 @@
 //   result  Float[64, 16]  [P(sum)]
 //
 // Large tensors need not exist: shardweave::empty(sizes, mesh, placements, at::kMeta) makes
-// DTensors without memory. Errors: as the operator itself would give them, thrown before anything
+// DTensors without memory. Plain tensors count as replicated. Errors: as the operator itself would give them, thrown before anything
 // is sent. Threads: as DTensors.
 #pragma once
 

@@ -221,6 +221,22 @@ TEST(ExplainTest, TensorsNeedNotExist) {
   });
 }
 
+// As masks are that a model makes: nothing is compared.
+TEST(ExplainTest, PlainTensorsCountAsReplicated) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = scattered(numbers({4, 3}), mesh, {Shard(0)});
+    const at::Tensor mask = numbers({4, 3}).gt(5);
+    const CommTrace trace(mesh);
+    const Explanation one = explain("aten::masked_fill.Scalar", {x, mask, 0.0});
+    EXPECT_COMMS(trace, {});
+    EXPECT_EQ(one.inputs[1].before, Layout(Placements{Replicate()}));
+    EXPECT_EQ(one.outputs[0].after, Layout(Placements{Shard(0)}));
+    const std::vector<Explanation> all = explain(mesh, [&] { x.masked_fill(mask, 0).sum(); });
+    ASSERT_EQ(all.size(), 2u);
+    EXPECT_EQ(all[0].outputs[0].after, Layout(Placements{Shard(0)}));
+  });
+}
+
 TEST(ExplainTest, BadCallsAreErrors) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor x = scattered(numbers({4, 6}), mesh, {Shard(0)});
@@ -234,7 +250,7 @@ TEST(ExplainTest, BadCallsAreErrors) {
     EXPECT_THAT(message([&] { explain("aten::add", {x, x}); }), HasSubstr("aten::add.Tensor"));
     EXPECT_THAT(message([&] { explain("aten::relu", {at::ones({2})}); }),
                 HasSubstr("none of the arguments is a DTensor"));
-    EXPECT_THAT(message([&] { explain("aten::mul.Tensor", {x, at::ones({4, 6})}); }),
+    EXPECT_THAT(message([&] { explain("aten::mul.Tensor", {x, at::ones({4, 6}).to_sparse()}); }),
                 HasSubstr("argument 'other' is a plain tensor of shape [4, 6]"));
     EXPECT_THROW(explain("aten::mm", {x}), c10::Error);     // an argument is missing
     EXPECT_THROW(explain("aten::mm", {x, 3}), c10::Error);  // and of the wrong type

@@ -334,6 +334,14 @@ void repeat(const OpCall& call, Strategies& out) {
   for (int d = 0; d < self.ndim(); ++d) {
     if (repeats[d + added] == 1) out.add({Shard(d)}, {Shard(d + added)});
   }
+  // Each of the copies that follow on each other is cut as the one was.
+  const Placement from = call.placement("self");
+  if (from.is_shard() && from.kind() != PlacementKind::kRaggedShard) {
+    const int64_t repeated = repeats[from.dim() + added];
+    if (repeated > 1 && self.sizes[from.dim()] % from.split_factor() == 0) {
+      out.add({{"self", from}}, {StridedShard(from.dim() + added, repeated * from.split_factor())});
+    }
+  }
   pass_partials(call, out, kAllReduceOps);
 }
 

@@ -3,7 +3,8 @@
 //
 // A table of bags may be cut by columns, or by rows: then a rank adds up the rows that it has. The
 // indices may be cut anywhere, also within a bag: a rank adds up what its indices name. Either is a
-// Partial sum. For a mean it is divided by what the bag has on all ranks together.
+// Partial sum. For a mean it is divided by what the bag has on all ranks together. Or the indices,
+// which are little, are gathered, and each rank has some of the bags: a batch stays cut.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "ATen/ops/bincount.h"
 #include "ATen/ops/cat.h"
 #include "ATen/ops/full.h"
+#include "ATen/ops/isin.h"
 #include "ATen/ops/searchsorted.h"
 #include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
@@ -111,8 +113,9 @@ void embedding_bag(const c10::OperatorHandle& op, c10::Stack& stack, const Local
   }
   const bool all_rows = table.local_sizes[0] == table.sizes[0];
   const bool all_indices_here = indices.numel() == all_indices.sizes[0];
+  const bool all_bags = call.outputs[0]->local_sizes[0] == num_bags;
   at::Tensor result, positions = at::zeros(local_sizes(call.outputs[3]), offsets.options());
-  if (all_rows && all_indices_here) {
+  if (all_rows && all_indices_here && all_bags) {
     auto whole = at::_embedding_bag_forward_only(
         weight, indices, offsets, boxed.flag("scale_grad_by_freq"), mode, /*sparse=*/false,
         optional(scales), boxed.flag("include_last_offset"), padding);
@@ -123,15 +126,21 @@ void embedding_bag(const c10::OperatorHandle& op, c10::Stack& stack, const Local
     const HeldRows rows = held_rows(indices, table, "embedding_bag");
     at::Tensor mine = rows.here.defined() ? rows.here : at::zeros_like(indices, at::kBool);
     if (counted.defined()) mine = mine.logical_and(counted);
+    const at::Tensor own = held(*call.outputs[0], offsets.options());
+    if (!all_bags) {
+      mine = mine.logical_and(at::isin(bag, own));
+      if (mode != kSum) bag_size = bag_size.index_select(0, own);
+    }
     const at::Tensor kept = bag.masked_select(mine);
     result = at::zeros(local_sizes(call.outputs[0]), weight.options());
     if (kept.numel() > 0) {
-      const at::Tensor begins =
-          at::searchsorted(kept, at::arange(num_bags, kept.options())).to(type);
-      result = std::get<0>(at::_embedding_bag_forward_only(
-          weight, rows.local.masked_select(mine), begins, false, kSum, false,
-          scales.defined() ? optional(scales.masked_select(mine)) : std::nullopt));
+      auto part = at::_embedding_bag_forward_only(
+          weight, rows.local.masked_select(mine), at::searchsorted(kept, own).to(type), false,
+          mode == kMax ? kMax : kSum, false,
+          scales.defined() ? optional(scales.masked_select(mine)) : std::nullopt);
+      result = std::get<0>(part);
       if (mode == kMean) result.div_(bag_size.clamp_min(1).unsqueeze(1));
+      if (mode == kMax) positions = std::get<3>(part);
     }
   }
   const bool no_bags = call.outputs[1]->numel() == 0;
@@ -142,13 +151,21 @@ void embedding_bag_strategies(const OpCall& call, Strategies& out) {
   const int64_t mode = call.int_arg("mode");
   const Placement whole = Replicate();
   out.add({{"weight", Shard(1)}}, {Shard(1), whole, whole, mode == kMax ? Shard(1) : whole});
+  // A batch stays cut: the indices are gathered, or the sums scattered.
+  const int64_t bags = call.output(0).sizes[0];
+  const auto of_bags = [&](int output) {
+    return call.output(output).sizes[0] == bags ? Shard(0) : whole;
+  };
+  if (call.placement("indices").is_shard()) {
+    out.add({}, {Shard(0), whole, of_bags(2), of_bags(3)});
+  }
   if (mode == kMax) return;
   out.add({{"weight", Shard(0)}}, {Partial(), whole, whole, whole});
   // How many of a bag are no padding is only known to who has them all.
   if (mode == kSum || call.int_arg("padding_idx") < 0) {
-    const Placement of_bags = call.output(1).numel() == 0 ? whole : Shard(0);
+    const Placement of_indices = call.output(1).numel() == 0 ? whole : Shard(0);
     out.add({{"indices", Shard(0)}, {"per_sample_weights", Shard(0)}},
-            {Partial(), of_bags, whole, whole});
+            {Partial(), of_indices, whole, whole}, nullptr, {Shard(0), of_indices, whole, whole});
   }
   for (ReduceOp op : kLinearOps) {
     out.add({{"weight", Partial(op)}}, {Partial(op), whole, whole, whole});

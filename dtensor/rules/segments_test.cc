@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/rule.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/rule_validator.h"
@@ -83,8 +84,8 @@ TEST(EmbeddingBagTest, AsOnOneDevice) {
   }
 }
 
-// Neither the table's rows nor the indices are gathered.
-TEST(EmbeddingBagTest, RowsAndIndicesStayWhereTheyAre) {
+// Of a batch each rank has the bags of its part, and the table's rows stay where they are.
+TEST(EmbeddingBagTest, ABatchStaysCut) {
   on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor table =
         distribute_tensor(at::ones({6, 4}, at::kDouble), mesh, Placements{Replicate(), Shard(0)});
@@ -92,11 +93,42 @@ TEST(EmbeddingBagTest, RowsAndIndicesStayWhereTheyAre) {
         distribute_tensor(at::arange(6), mesh, Placements{Shard(0), Replicate()});
     const at::Tensor offsets = distribute_tensor(at::tensor({0, 4}, at::kLong), mesh,
                                                  Placements{Replicate(), Replicate()});
-    const StrictScope strict(mesh);
-    const at::Tensor bags = std::get<0>(at::embedding_bag(table, indices, offsets));
-    EXPECT_EQ(layout_of(bags), Layout({Partial(), Partial()}));
-    EXPECT_TRUE(at::equal(full_tensor(bags), at::tensor({4., 2.}).view({2, 1}).expand({2, 4})));
+    for (const int64_t mode : {kSum, kMean}) {
+      const CommTrace trace(mesh);
+      const at::Tensor bags = std::get<0>(at::embedding_bag(table, indices, offsets, false, mode));
+      EXPECT_EQ(layout_of(bags), Layout({Shard(0), Partial()}));
+      EXPECT_EQ(trace.events().size(), 1) << trace.to_string();
+      EXPECT_LE(trace.bytes(), 32) << trace.to_string();
+      const at::Tensor wanted = mode == kSum ? at::tensor({4., 2.}) : at::tensor({1., 1.});
+      EXPECT_TRUE(at::equal(full_tensor(bags), wanted.view({2, 1}).expand({2, 4})));
+    }
   });
+}
+
+// Backward, too: the gradient of what is cut by bags is not gathered, but the indices are.
+TEST(EmbeddingBagTest, TheGradientOfABatchStaysCut) {
+  const at::Tensor whole = at::arange(12 * 64, at::kDouble).cos().view({12, 64});
+  const at::Tensor ids = at::arange(16).remainder(7), starts = at::arange(0, 16, 2);
+  for (const int64_t mode : {kSum, kMean, kMax}) {
+    const at::Tensor plain = whole.clone().requires_grad_();
+    std::get<0>(at::embedding_bag(plain, ids, starts, false, mode)).square().sum().backward();
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      const at::Tensor table =
+          distribute_tensor(whole, mesh, Placements{Replicate()}).requires_grad_();
+      const at::Tensor indices = distribute_tensor(ids, mesh, Placements{Shard(0)});
+      const CommTrace trace(mesh);
+      const at::Tensor bags = std::get<0>(at::embedding_bag(
+          table, indices, distribute_tensor(starts, mesh, Placements{Replicate()}, {.source = {}}),
+          false, mode));
+      EXPECT_EQ(layout_of(bags), Layout({Shard(0)}));
+      bags.square().sum().backward();
+      // A maximum's gradient wants to know which of all rows it was.
+      if (mode != kMax) {
+        EXPECT_LE(trace.bytes(), 2 * 64) << trace.to_string();
+      }
+      EXPECT_TRUE(at::allclose(full_tensor(table.grad()), plain.grad()));
+    });
+  }
 }
 
 // Batches, rows or counts of these stay where they are, or their rule says why not.
