@@ -238,7 +238,22 @@ bool in_formula() {
 
 // All its memory is its own.
 bool is_alone(const at::Tensor& t) {
-  return !t.is_view() && t.has_storage() && t.storage().use_count() == 1 && t.is_contiguous();
+  const at::Tensor& memory = is_dtensor(t.unsafeGetTensorImpl()) ? meta_of(t).local() : t;
+  return !t.is_view() && memory.has_storage() && memory.storage().use_count() == 1 &&
+         memory.is_contiguous();
+}
+
+// A DTensor that operators have made while autograd records: no parameter, buffer or state.
+bool is_result(const at::Tensor& t) {
+  const auto* autograd =
+      static_cast<const torch::autograd::AutogradMeta*>(t.unsafeGetTensorImpl()->autograd_meta());
+  return is_dtensor(t.unsafeGetTensorImpl()) && autograd != nullptr &&
+         autograd->grad_fn_ != nullptr;
+}
+
+// A DTensor without views and copies, that is a result or that backward writes.
+bool may_be_cut(const at::Tensor& t, bool backward) {
+  return meta_of(t).family == nullptr && !t.is_view() && (backward || is_result(t));
 }
 
 // Of a whole tensor that is about to be written: cut along the mesh dimensions along which what it is
@@ -293,23 +308,22 @@ void replace_plain(const OpInfo& info, absl::Span<IValue> args, const Replacemen
 
 void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
                    const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
-  if (!in_backward()) return;
+  const bool backward = in_backward();
   for (const OpInfo::Write& write : info.writes) {
     if (write.is_list || !args[write.arg].isTensor()) continue;
     const at::Tensor& written = args[write.arg].toTensor();
     if (!written.defined()) continue;
     DTensorMeta* const meta =
         is_dtensor(written.unsafeGetTensorImpl()) ? &meta_of(written) : nullptr;
+    if (meta == nullptr && !backward) continue;
     if (meta == nullptr && !write.is_out) {
       context->plain_tensors.put_off({op, static_cast<size_t>(write.arg)}, written);
     }
-    if (meta != nullptr && !meta->spec->layout.is_replicated()) continue;
+    if (meta != nullptr && (!may_be_cut(written, backward) || !meta->spec->layout.is_replicated()))
+      continue;
     const Layout layout = layout_beside(*context, written, info, args);
-    const bool is_cut = !layout.is_replicated() && in_formula() &&
-                        (meta == nullptr ? is_alone(written)
-                                         : meta->family == nullptr && !written.is_view() &&
-                                               is_alone(meta->local()));
-    if (!is_cut) {
+    if (layout.is_replicated() ||
+        (backward && !is_result(written) && !(in_formula() && is_alone(written)))) {
       if (meta == nullptr) {
         convert_in_place(written, written.detach(), replicated_spec(*context, written), context);
       }
