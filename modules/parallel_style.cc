@@ -12,7 +12,7 @@
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/layer_style.h"
-#include "shardweave/modules/nn/gpt2.h"
+#include "shardweave/modules/nn/conv1d.h"
 #include "torch/nn/module.h"
 #include "torch/nn/modules/activation.h"
 #include "torch/nn/modules/container/sequential.h"

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/core/NamedTensor.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -228,44 +229,41 @@ void settle_plain_tensors(MeshContext& context) {
 
 namespace {
 
-// A formula of LibTorch's runs. It writes only what it has made, and makes the same on every rank. (A
-// user's function or hook may write what others hold, on some of the ranks.)
+// A formula of LibTorch's runs: it writes only what it has made, and makes the same on every rank. Not
+// so a user's function or hook, which may write what others hold, on some of the ranks. (Hooks run for
+// a node as well, but only its formula runs without names, Node::operator().)
 bool in_formula() {
   const auto node = torch::autograd::get_current_node();
-  return node != nullptr && std::string_view(c10::demangle(typeid(*node).name()))
-                                .starts_with("torch::autograd::generated::");
+  return node != nullptr && !at::NamesMode::is_enabled() &&
+         std::string_view(c10::demangle(typeid(*node).name()))
+             .starts_with("torch::autograd::generated::");
 }
 
 // All its memory is its own.
 bool is_alone(const at::Tensor& t) {
-  const at::Tensor& memory = is_dtensor(t.unsafeGetTensorImpl()) ? meta_of(t).local() : t;
+  const bool sharded = is_dtensor(t.unsafeGetTensorImpl());
+  const at::Tensor& memory = sharded ? meta_of(t).local() : t;
   return !t.is_view() && memory.has_storage() && memory.storage().use_count() == 1 &&
-         memory.is_contiguous();
-}
-
-// A DTensor that operators have made while autograd records: no parameter, buffer or state.
-bool is_result(const at::Tensor& t) {
-  const auto* autograd =
-      static_cast<const torch::autograd::AutogradMeta*>(t.unsafeGetTensorImpl()->autograd_meta());
-  return is_dtensor(t.unsafeGetTensorImpl()) && autograd != nullptr &&
-         autograd->grad_fn_ != nullptr;
-}
-
-// A DTensor without views and copies, that is a result or that backward writes.
-bool may_be_cut(const at::Tensor& t, bool backward) {
-  return meta_of(t).family == nullptr && !t.is_view() && (backward || is_result(t));
+         memory.is_contiguous() && !(sharded && meta_of(t).family != nullptr);
 }
 
 // Of a whole tensor that is about to be written: cut along the mesh dimensions along which what it is
-// written beside is cut, in the same dimension of the same size.
-Layout layout_beside(const MeshContext& context, const at::Tensor& whole, const OpInfo& info,
+// written beside is cut, in the same dimension of the same size, and data where that is.
+struct Beside {
+  Layout layout;
+  CutOrigins origins;
+};
+Beside layout_beside(const MeshContext& context, const at::Tensor& whole, const OpInfo& info,
                      absl::Span<const IValue> args) {
   Placements placements(context.mesh().ndim());
   std::vector<int> order = Layout(placements).order();
   std::vector<bool> differs(placements.size());
+  CutOrigins origins;
   for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
     if (!defined(impl) || !is_dtensor(impl)) return;
     const Spec& beside = *meta_of(impl).spec;
+    if (beside.context != &context) return;  // refused later
+    origins.data |= beside.origins.data;
     for (int m = 0; m < beside.layout.mesh_ndim(); ++m) {
       const Placement& p = beside.layout[m];
       if (!p.is_shard()) continue;
@@ -273,13 +271,13 @@ Layout layout_beside(const MeshContext& context, const at::Tensor& whole, const 
                         beside.sizes[p.dim()] == whole.size(p.dim());
       differs[m] = differs[m] || !fits || (placements[m].is_shard() && placements[m] != p);
       placements[m] = p;
+      order = beside.layout.order();
     }
-    order = beside.layout.order();
   });
   for (size_t m = 0; m < placements.size(); ++m) {
     if (differs[m]) placements[m] = Replicate();
   }
-  return value_or_throw(Layout::create(std::move(placements), std::move(order)));
+  return {value_or_throw(Layout::create(std::move(placements), std::move(order))), origins};
 }
 
 // Calls replacement(i, v) for each plain tensor v of argument i that stands in the place of a DTensor:
@@ -308,39 +306,37 @@ void replace_plain(const OpInfo& info, absl::Span<IValue> args, const Replacemen
 
 void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
                    const std::shared_ptr<MeshContext>& context, absl::Span<IValue> args) {
-  const bool backward = in_backward();
+  if (!in_backward()) return;
   for (const OpInfo::Write& write : info.writes) {
     if (write.is_list || !args[write.arg].isTensor()) continue;
     const at::Tensor& written = args[write.arg].toTensor();
     if (!written.defined()) continue;
-    DTensorMeta* const meta =
-        is_dtensor(written.unsafeGetTensorImpl()) ? &meta_of(written) : nullptr;
-    if (meta == nullptr && !backward) continue;
-    if (meta == nullptr && !write.is_out) {
+    const bool sharded = is_dtensor(written.unsafeGetTensorImpl());
+    if (sharded && !meta_of(written).spec->layout.is_replicated()) continue;
+    if (!sharded && !write.is_out) {
       context->plain_tensors.put_off({op, static_cast<size_t>(write.arg)}, written);
     }
-    if (meta != nullptr && (!may_be_cut(written, backward) || !meta->spec->layout.is_replicated()))
-      continue;
-    const Layout layout = layout_beside(*context, written, info, args);
-    if (layout.is_replicated() ||
-        (backward && !is_result(written) && !(in_formula() && is_alone(written)))) {
-      if (meta == nullptr) {
+    const Beside beside = layout_beside(*context, written, info, args);
+    if (beside.layout.is_replicated() || !in_formula() || !is_alone(written)) {
+      if (!sharded) {
         convert_in_place(written, written.detach(), replicated_spec(*context, written), context);
       }
       continue;
     }
     const at::Tensor whole =
-        meta == nullptr ? wrap(written.detach(), replicated_spec(*context, written), context)
-                        : written;
+        sharded ? written : wrap(written.detach(), replicated_spec(*context, written), context);
     const at::Tensor cut = redistributed(
-        whole, layout,
+        whole, beside.layout,
         {.name = op.operator_name().name, .argument = op.schema().arguments()[write.arg].name()});
     at::Tensor part = meta_of(cut).local().clone(at::MemoryFormat::Contiguous);
-    if (meta == nullptr) {
-      convert_in_place(written, std::move(part), meta_of(cut).spec, context);
+    const Spec& spec = *meta_of(cut).spec;
+    const SpecRef with_origins = context->intern(spec.layout, spec.sizes, spec.strides, spec.dtype,
+                                                 spec.device, beside.origins);
+    if (sharded) {
+      meta_of(written).part = LocalPart(std::move(part));
+      meta_of(written).spec = with_origins;
     } else {
-      meta->part = LocalPart(std::move(part));
-      meta->spec = meta_of(cut).spec;
+      convert_in_place(written, std::move(part), with_origins, context);
     }
   }
 }

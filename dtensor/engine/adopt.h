@@ -114,9 +114,7 @@ void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshCont
 // In backward, what is written has to become a DTensor before anything else is decided, for
 // LibTorch's formulas go on with their own handle (at::zeros(sizes, grad.options()), then scatter_). What
 // a formula has made, plain or a whole DTensor (grad.new_zeros(), of a mean's gradient), is cut as what
-// it is written beside: the gradient of a batch's largest stays where the batch is. So is, in forward,
-// a whole result of other operators: what recurrent layers make of a state of zeros, and then add the
-// batch to.
+// it is written beside: the gradient of a batch's largest stays where the batch is.
 void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
                    const std::shared_ptr<MeshContext>& context, absl::Span<c10::IValue> args);
 

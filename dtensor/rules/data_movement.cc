@@ -338,7 +338,10 @@ void repeat(const OpCall& call, Strategies& out) {
   const Placement from = call.placement("self");
   if (from.is_shard() && from.kind() != PlacementKind::kRaggedShard) {
     const int64_t repeated = repeats[from.dim() + added];
-    if (repeated > 1 && self.sizes[from.dim()] % from.split_factor() == 0) {
+    const auto sizes = call.sizes_so_far(self, from.dim());
+    const bool divides = std::all_of(sizes.begin(), sizes.end(),
+                                     [&](int64_t size) { return size % from.split_factor() == 0; });
+    if (repeated > 1 && divides) {
       out.add({{"self", from}}, {StridedShard(from.dim() + added, repeated * from.split_factor())});
     }
   }

@@ -233,6 +233,23 @@ TEST(DataMovementRulesTest, TensorsLikeOthers) {
   });
 }
 
+// A strided cut within another cut of the same dimension: each piece has to divide.
+TEST(DataMovementRulesTest, RepeatOfCutsWithinCuts) {
+  for (const int64_t ranks : {2, 3}) {
+    on_mesh({{"a", ranks}, {"b", 2}}, [](const MeshPtr& mesh) {
+      for (const int64_t size : {12, 14, 30}) {
+        for (const int64_t split : {2, 3}) {
+          const Tensor whole = at::arange(size, at::kDouble);
+          const Tensor x =
+              distribute_tensor(whole, mesh, Placements{Shard(0), StridedShard(0, split)});
+          EXPECT_TRUE(at::equal(full_tensor(x.repeat({2})), whole.repeat({2})))
+              << size << " " << split;
+        }
+      }
+    });
+  }
+}
+
 // Backward of what takes some columns of each row.
 TEST(DataMovementRulesTest, GradientsOfSomeColumnsStayWhereTheBatchIs) {
   const std::vector<std::pair<const char*, std::function<Tensor(const Tensor&, const Tensor&)>>>
@@ -270,6 +287,33 @@ TEST(DataMovementRulesTest, GradientsOfSomeColumnsStayWhereTheBatchIs) {
       });
     }
   }
+}
+
+// Hooks run for a node as its formula does, but write what others hold, perhaps on one rank only: that
+// stays whole, and is seen by them.
+TEST(DataMovementRulesTest, WhatAHookWritesStaysWhole) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor x =
+        distribute_tensor(at::arange(8, at::kDouble).view({4, 2}), mesh, Placements{Shard(0)})
+            .requires_grad_();
+    const Tensor plain = at::zeros({4, 2}, at::kDouble);
+    const Tensor sum = distribute_tensor(plain, mesh, Placements{Replicate()});
+    const Tensor held = mesh->rank() == Rank(0) ? plain.view(-1) : Tensor();
+    const Tensor y = x * 2;
+    y.register_hook([&](const Tensor& grad) {
+      plain.add_(grad);
+      sum.add_(grad);
+    });
+    y.square().sum().backward();
+    EXPECT_EQ(layout_of(sum)[0], Replicate());
+    EXPECT_EQ(layout_of(plain)[0], Replicate());
+    const Tensor wanted = at::arange(8, at::kDouble).view({4, 2}) * 4;
+    EXPECT_TRUE(at::equal(to_local(sum), wanted));
+    EXPECT_TRUE(at::equal(to_local(plain), wanted));
+    if (held.defined()) {
+      EXPECT_TRUE(at::equal(held.view({4, 2}), wanted));
+    }
+  });
 }
 
 TEST(DataMovementRulesTest, Questions) {

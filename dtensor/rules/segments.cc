@@ -156,7 +156,8 @@ void embedding_bag_strategies(const OpCall& call, Strategies& out) {
   const auto of_bags = [&](int output) {
     return call.output(output).sizes[0] == bags ? Shard(0) : whole;
   };
-  if (call.placement("indices").is_shard()) {
+  const bool scatters = bags >= call.num_ranks;
+  if (call.placement("indices").is_shard() && scatters) {
     out.add({}, {Shard(0), whole, of_bags(2), of_bags(3)});
   }
   if (mode == kMax) return;
@@ -165,7 +166,8 @@ void embedding_bag_strategies(const OpCall& call, Strategies& out) {
   if (mode == kSum || call.int_arg("padding_idx") < 0) {
     const Placement of_indices = call.output(1).numel() == 0 ? whole : Shard(0);
     out.add({{"indices", Shard(0)}, {"per_sample_weights", Shard(0)}},
-            {Partial(), of_indices, whole, whole}, nullptr, {Shard(0), of_indices, whole, whole});
+            {Partial(), of_indices, whole, whole}, nullptr,
+            {scatters ? Shard(0) : Partial(), of_indices, whole, whole});
   }
   for (ReduceOp op : kLinearOps) {
     out.add({{"weight", Partial(op)}}, {Partial(op), whole, whole, whole});

@@ -6,9 +6,6 @@
 
 #include "ATen/ATen.h"
 #include "gtest/gtest.h"
-#include "shardweave/dtensor/distribute_module.h"
-#include "shardweave/dtensor/observe/comm_trace.h"
-#include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/programs.h"
 #include "torch/nn.h"
 
@@ -241,34 +238,6 @@ TEST(LayersTest, Gru) {
 TEST(LayersTest, GruOfTwoLayersBothWays) {
   check_recurrent<nn::GRU>(nn::GRUOptions(4, 3).num_layers(2).bidirectional(true).batch_first(true),
                            false);
-}
-
-// A state that is not given begins as zeros, whole on every rank, to which LibTorch's formulas add the
-// batch in place.
-TEST(LayersTest, RecurrentLayersWithoutAStateSendNothing) {
-  testing::on_mesh({{"dp", 3}}, [](const MeshPtr& mesh) {
-    nn::LSTM lstm(nn::LSTMOptions(4, 5).num_layers(2).batch_first(true));
-    nn::GRU gru(nn::GRUOptions(4, 5).bidirectional(true).batch_first(true));
-    nn::RNN rnn(nn::RNNOptions(4, 5).batch_first(true));
-    nn::GRUCell cell(4, 5);
-    for (nn::Module* m : std::initializer_list<nn::Module*>{&*lstm, &*gru, &*rnn, &*cell}) {
-      m->to(at::kDouble);
-      distribute_module(*m, mesh, {});
-    }
-    const at::Tensor x = distribute_tensor(values({7, 3, 4}), mesh, Placements{Shard(0)});
-    const auto run = [&] {
-      const at::Tensor results[] = {std::get<0>(lstm(x)), std::get<0>(gru(x)), std::get<0>(rnn(x)),
-                                    cell(x.select(1, 0))};
-      for (const at::Tensor& y : results) {
-        EXPECT_EQ(layout_of(y)[0], Shard(0));
-        y.square().sum().backward();
-      }
-    };
-    run();  // the plain zeros are compared when they are first met
-    const CommTrace trace(mesh);
-    run();
-    EXPECT_TRUE(trace.events().empty()) << trace.to_string();
-  });
 }
 
 // Sequences of different lengths.

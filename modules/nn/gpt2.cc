@@ -4,11 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "ATen/ops/addmm.h"
-#include "ATen/ops/empty.h"
 #include "ATen/ops/empty_like.h"
 #include "ATen/ops/scaled_dot_product_attention.h"
-#include "ATen/ops/zeros.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
@@ -77,16 +74,6 @@ absl::Status check(const Gpt2Options& options) {
     return absl::InvalidArgumentError(str_cat(name, " is ", p, "; wanted 0 or more, below 1"));
   }
   return absl::OkStatus();
-}
-
-Conv1dImpl::Conv1dImpl(int64_t in, int64_t out)
-    : weight(register_parameter("weight", at::empty({in, out}))),
-      bias(register_parameter("bias", at::zeros({out}))) {}
-
-at::Tensor Conv1dImpl::forward(const at::Tensor& x) {
-  std::vector<int64_t> sizes = x.sizes().vec();
-  sizes.back() = weight.size(1);
-  return at::addmm(bias, x.reshape({-1, x.size(-1)}), weight).view(sizes);
 }
 
 Gpt2AttentionImpl::Gpt2AttentionImpl(const Gpt2Options& options, int64_t layer)

@@ -20,6 +20,7 @@
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/nn/activation.h"
 #include "shardweave/modules/nn/causal_lm.h"
+#include "shardweave/modules/nn/conv1d.h"
 #include "shardweave/modules/nn/plan_options.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "torch/nn/module.h"
@@ -54,15 +55,6 @@ struct Gpt2Options {
 
 // InvalidArgument: sizes that are not positive or do not divide, a dropout that is no probability.
 absl::Status check(const Gpt2Options& options);
-
-// x @ weight + bias, whose weight is [in, out]: a Linear's, transposed.
-struct Conv1dImpl : torch::nn::Module {
-  Conv1dImpl(int64_t in, int64_t out);
-  at::Tensor forward(const at::Tensor& x);
-
-  at::Tensor weight, bias;
-};
-using Conv1d = torch::nn::ModuleHolder<Hooked<Conv1dImpl>>;
 
 struct Gpt2AttentionImpl : torch::nn::Module {
   Gpt2AttentionImpl(const Gpt2Options& options, int64_t layer);
