@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace shardweave {
 namespace {
@@ -302,6 +303,25 @@ int FqnPattern::distance(std::string_view fqn, int limit) const {
     }
   }
   return std::min(edits.back(), limit + 1);
+}
+
+std::string FqnPattern::suggestion(absl::Span<const std::string> fqns, size_t most) const {
+  const int far = std::max(2, specificity_.characters / 4);
+  std::vector<std::pair<int, std::string_view>> near;
+  for (const std::string& fqn : fqns) {
+    const int edits = distance(fqn, far);
+    if (edits <= far && !fqn.empty()) near.emplace_back(edits, fqn);
+  }
+  if (near.empty()) return "";
+  std::stable_sort(near.begin(), near.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  near.resize(std::min(near.size(), most));
+  return absl::StrCat("; did you mean ",
+                      absl::StrJoin(near, ", ",
+                                    [](std::string* out, const auto& n) {
+                                      absl::StrAppend(out, "'", std::string(n.second), "'");
+                                    }),
+                      "?");
 }
 
 bool matches_fqn(std::string_view pattern, std::string_view fqn) {

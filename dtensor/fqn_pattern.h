@@ -12,6 +12,7 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <memory>
 #include <regex>
 #include <string>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace shardweave {
 
@@ -44,6 +46,9 @@ class FqnPattern {
   // + 1 if more than `limit`. Modules before the first one count as one: "layers.*" is 1 from
   // "model.layers.0". Of a regular expression nobody knows: `limit` + 1.
   int distance(std::string_view fqn, int limit) const;
+  // "; did you mean 'a', 'b'?": the nearest of these, nearest first, that differ by a quarter of the
+  // pattern's own characters (or two) at most; "" if there is none.
+  std::string suggestion(absl::Span<const std::string> fqns, size_t most = 3) const;
 
  private:
   // A piece of a glob: '*' (kAny), '?' (kOne), or one of some texts.

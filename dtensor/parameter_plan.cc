@@ -84,41 +84,24 @@ std::vector<Entry> entries_of(const ParameterPlan& plan, const DeviceMesh& mesh,
 
 [[noreturn]] void no_match(const Entry& entry, const std::vector<Member>& members,
                            const char* function) {
-  constexpr size_t kNear = 3, kShown = 12;
-  const int far = std::max(2, entry.pattern.specificity().characters / 4);  // edits
-  std::vector<std::pair<int, std::string_view>> near;
-  std::vector<std::string_view> all;
-  for (const Member& member : members) {
-    for (const std::string& fqn : member.fqns) {
-      all.push_back(fqn);
-      const int distance = entry.pattern.distance(fqn, far);
-      if (distance <= far) near.emplace_back(distance, fqn);
-    }
-  }
-  const auto quoted = [](std::string* out, std::string_view fqn) {
-    absl::StrAppend(out, "'", std::string(fqn), "'");
-  };
-  std::string hint;
-  if (!near.empty()) {
-    std::stable_sort(near.begin(), near.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
-    near.resize(std::min(near.size(), kNear));
-    hint = absl::StrCat("did you mean ",
-                        absl::StrJoin(near, ", ",
-                                      [&](std::string* out, const auto& candidate) {
-                                        quoted(out, candidate.second);
-                                      }),
-                        "?");
-  } else if (all.empty()) {
-    hint = "the module has none";
-  } else {
+  constexpr size_t kShown = 12;
+  std::vector<std::string> all;
+  for (const Member& member : members)
+    all.insert(all.end(), member.fqns.begin(), member.fqns.end());
+  std::string hint = entry.pattern.suggestion(all);
+  if (all.empty()) {
+    hint = "; the module has none";
+  } else if (hint.empty()) {
     const size_t shown = std::min(all.size(), kShown);
+    const auto quoted = [](std::string* out, const std::string& fqn) {
+      absl::StrAppend(out, "'", fqn, "'");
+    };
     hint =
-        absl::StrCat("there are: ", absl::StrJoin(all.begin(), all.begin() + shown, ", ", quoted),
+        absl::StrCat("; there are: ", absl::StrJoin(all.begin(), all.begin() + shown, ", ", quoted),
                      shown < all.size() ? absl::StrCat(" and ", all.size() - shown, " more") : "");
   }
   throw Error(function, absl::NotFoundError(
-                            absl::StrCat(entry.name, " matches no parameter or buffer; ", hint)));
+                            absl::StrCat(entry.name, " matches no parameter or buffer", hint)));
 }
 
 // What to do about an entry that does not fit one of the tensors that it matches.

@@ -290,22 +290,6 @@ class Answers {
 
 }  // namespace
 
-std::string near_misses(const FqnPattern& pattern, const std::vector<std::string>& names) {
-  constexpr size_t kShown = 3;
-  const int far = std::max(2, pattern.specificity().characters / 4);
-  std::vector<std::pair<int, std::string>> near;
-  for (const std::string& name : names) {
-    const int distance = pattern.distance(name, far);
-    if (distance <= far && !name.empty()) near.emplace_back(distance, str_cat("'", name, "'"));
-  }
-  if (near.empty()) return "";
-  std::stable_sort(near.begin(), near.end());
-  near.resize(std::min(near.size(), kShown));
-  return str_cat(
-      "; did you mean ",
-      absl::StrJoin(near, ", ", [](std::string* out, const auto& n) { *out += n.second; }), "?");
-}
-
 AppliedPatches::Undo::~Undo() {
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) (*step)();
 }
@@ -414,7 +398,7 @@ ShardingPlan with_answers(torch::nn::Module& module, const DeviceMesh& mesh,
                             " is more specific and matches all that it does"));
     }
     refuse_plugin(absl::StatusCode::kNotFound,
-                  str_cat(entry.name, " matches no module", near_misses(entry.pattern, fqns)));
+                  str_cat(entry.name, " matches no module", entry.pattern.suggestion(fqns)));
   }
   return answered;
 }

@@ -44,7 +44,4 @@ void add_rules(const MeshPtr& mesh, const Plugins& plugins);
 // Their operators, for ranks to compare.
 std::string text_of_rules(const Plugins& plugins);
 
-// ", did you mean 'a', 'b'?": of `names` those that `pattern` nearly matches; or "".
-std::string near_misses(const FqnPattern& pattern, const std::vector<std::string>& names);
-
 }  // namespace shardweave::modules_internal

@@ -118,16 +118,7 @@ absl::Status JsonDocument::expected(const Path& path, std::string_view wanted,
 
 std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& names) {
   const absl::StatusOr<FqnPattern> pattern = FqnPattern::parse(wanted);
-  if (!pattern.ok()) return "";
-  int far = std::max(2, static_cast<int>(wanted.size() / 4));
-  std::string nearest;
-  for (const std::string& name : names) {
-    const int distance = pattern->distance(name, far);
-    if (distance > far) continue;
-    nearest = name;
-    far = distance - 1;
-  }
-  return nearest.empty() ? "" : str_cat("; did you mean '", nearest, "'?");
+  return pattern.ok() ? pattern->suggestion(names, /*most=*/1) : "";
 }
 
 }  // namespace shardweave::modules_internal

@@ -627,20 +627,10 @@ struct UnderstoodStyle {
 };
 
 [[noreturn]] void no_match(const UnderstoodStyle& entry, const Tree& tree) {
-  constexpr size_t kShown = 3;
-  const int far = std::max(2, entry.pattern.specificity().characters / 4);
-  std::vector<std::pair<int, std::string>> near;
-  for (const auto& [fqn, node] : tree.nodes()) {
-    const int distance = entry.pattern.distance(fqn, far);
-    if (distance <= far && !fqn.empty()) near.emplace_back(distance, str_cat("'", fqn, "'"));
-  }
-  std::stable_sort(near.begin(), near.end());
-  near.resize(std::min(near.size(), kShown));
-  const std::string names =
-      absl::StrJoin(near, ", ", [](std::string* out, const auto& n) { out->append(n.second); });
+  std::vector<std::string> fqns;
+  for (const auto& [fqn, node] : tree.nodes()) fqns.push_back(fqn);
   refuse_style(absl::StatusCode::kNotFound,
-               str_cat(entry.name, " matches no module", near.empty() ? "" : "; did you mean ",
-                       names, near.empty() ? "" : "?"));
+               str_cat(entry.name, " matches no module", entry.pattern.suggestion(fqns)));
 }
 
 }  // namespace

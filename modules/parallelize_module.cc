@@ -236,8 +236,8 @@ const Entry* chosen(std::vector<Entry>& entries, const std::vector<size_t>& matc
                            const std::map<std::string, Place, std::less<>>& places) {
   std::vector<std::string> names;
   for (const auto& [fqn, place] : places) names.push_back(fqn);
-  refuse(absl::StatusCode::kNotFound, str_cat(entry.name, " matches no module",
-                                              modules_internal::near_misses(entry.module, names)));
+  refuse(absl::StatusCode::kNotFound,
+         str_cat(entry.name, " matches no module", entry.module.suggestion(names)));
 }
 
 [[noreturn]] void cannot_be_met(const Entry& entry, const Place& place) {
@@ -265,12 +265,12 @@ void check_name(const Entry& entry) {
   const std::set<std::string> known = layer_arguments();
   if (known.contains(*name)) return;
   const absl::StatusOr<FqnPattern> pattern = FqnPattern::parse(*name);
-  refuse(
-      absl::StatusCode::kInvalidArgument,
-      str_cat(
-          entry.name, ": no operator of a layer has an argument '", *name, "'",
-          pattern.ok() ? modules_internal::near_misses(*pattern, {known.begin(), known.end()}) : "",
-          "; wanted an index, or the name that the operator's schema has"));
+  refuse(absl::StatusCode::kInvalidArgument,
+         str_cat(entry.name, ": no operator of a layer has an argument '", *name, "'",
+                 pattern.ok()
+                     ? pattern->suggestion(std::vector<std::string>(known.begin(), known.end()))
+                     : "",
+                 "; wanted an index, or the name that the operator's schema has"));
 }
 
 // What the plan says of one module, for a weight or a hook.

@@ -78,7 +78,7 @@ std::vector<NamedHook> named_by(torch::nn::Module& module, const FqnPattern& pat
   }
   if (found.empty()) {
     refuse_patch(absl::StatusCode::kNotFound,
-                 str_cat("no module is called '", text, "'", near_misses(pattern, names)));
+                 str_cat("no module is called '", text, "'", pattern.suggestion(names)));
   }
   return found;
 }

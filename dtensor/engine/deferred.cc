@@ -1087,17 +1087,10 @@ std::vector<Item> items_of(const std::vector<Member>& members) {
 std::string near(const std::string& fqn, const std::vector<Member>& members) {
   const absl::StatusOr<FqnPattern> pattern = FqnPattern::parse(fqn);
   if (!pattern.ok()) return "";
-  int best = std::max(2, static_cast<int>(fqn.size()) / 4) + 1;
-  std::string nearest;
-  for (const Member& member : members) {
-    for (const std::string& name : member.fqns) {
-      const int distance = pattern->distance(name, best);
-      if (distance >= best) continue;
-      best = distance;
-      nearest = name;
-    }
-  }
-  return nearest.empty() ? "" : absl::StrCat("; did you mean '", nearest, "'?");
+  std::vector<std::string> names;
+  for (const Member& member : members)
+    names.insert(names.end(), member.fqns.begin(), member.fqns.end());
+  return pattern->suggestion(names, /*most=*/1);
 }
 
 void give(std::vector<Item>& items, const std::vector<Member>& members,

@@ -53,6 +53,7 @@
 #include "shardweave/modules/list_communication.h"
 #include "shardweave/modules/module_memory.h"
 #include "shardweave/modules/nn/causal_lm.h"
+#include "shardweave/modules/nn/conv1d.h"
 #include "shardweave/modules/nn/gated_mlp.h"
 #include "shardweave/modules/nn/gpt2.h"
 #include "shardweave/modules/nn/grouped_query_attention.h"
@@ -649,6 +650,11 @@ void attention(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin
   nn::GroupedQueryAttention attention(nn::AttentionOptions{
       .hidden_size = 4096, .num_attention_heads = 32, .num_key_value_heads = 8});
   const at::Tensor y = attention(x, cos, sin);
+}
+
+void gpt2_linear(const at::Tensor& x) {
+  nn::Conv1d layer(768, 3072);
+  layer(x);
 }
 
 void mlp(const at::Tensor& x) {
