@@ -44,7 +44,10 @@ cargo fmt --all -- --check
 cargo clippy --locked --workspace --all-targets --features shardweave/half -- -D warnings
 cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
 cargo clippy --locked --workspace --lib --no-default-features -- -D warnings
-cargo test --locked --workspace --lib --bins --tests --examples --features shardweave/half
+# The tests start the examples; as programs only `cargo build` makes them here. (Those of a run before would do otherwise.)
+rm -rf -- "$CARGO_TARGET_DIR"/debug/examples
+cargo build --locked --workspace --examples --features shardweave/half
+cargo test --locked --workspace --lib --bins --tests --features shardweave/half
 cargo test --locked -p shardweave --features half --test train_gpt -- --ignored
 # Without a library: what is pure Rust.
 env -u SHARDWEAVE_HOME cargo test --locked --workspace --lib --all-features

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ATen/core/NamedTensor.h"
+#include "absl/algorithm/container.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -247,6 +248,16 @@ bool is_alone(const at::Tensor& t) {
          memory.is_contiguous() && !(sharded && meta_of(t).family != nullptr);
 }
 
+bool any_is_cut(const OpInfo& info, absl::Span<const IValue> args) {
+  bool any = false;
+  for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
+    any |= defined(impl) && is_dtensor(impl) &&
+           absl::c_any_of(meta_of(impl).spec->layout.placements(),
+                          [](const Placement& p) { return p.is_shard(); });
+  });
+  return any;
+}
+
 // Of a whole tensor that is about to be written: cut along the mesh dimensions along which what it is
 // written beside is cut, in the same dimension of the same size, and data where that is.
 struct Beside {
@@ -312,7 +323,8 @@ void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
     const at::Tensor& written = args[write.arg].toTensor();
     if (!written.defined()) continue;
     const bool sharded = is_dtensor(written.unsafeGetTensorImpl());
-    if (sharded && !meta_of(written).spec->layout.is_replicated()) continue;
+    if (sharded && (!meta_of(written).spec->layout.is_replicated() || !any_is_cut(info, args)))
+      continue;
     if (!sharded && !write.is_out) {
       context->plain_tensors.put_off({op, static_cast<size_t>(write.arg)}, written);
     }

@@ -242,12 +242,14 @@ void embedding_bag_backward_strategies(const OpCall& call, Strategies& out) {
     out.add({{"grad", Shard(1)}}, {Shard(1)});
   }
   // Scaling by frequency needs the counts over all indices.
-  if (mode != kMax && !call.bool_arg("scale_grad_by_freq")) {
+  if (!call.bool_arg("scale_grad_by_freq")) {
     const bool has_bags = call.input("offset2bag").numel() > 0;
-    out.add({{"indices", Shard(0)},
-             {"offset2bag", has_bags ? Shard(0) : Replicate()},
-             {"per_sample_weights", Shard(0)}},
-            {Partial()});
+    if (mode != kMax) {
+      out.add({{"indices", Shard(0)},
+               {"offset2bag", has_bags ? Shard(0) : Replicate()},
+               {"per_sample_weights", Shard(0)}},
+              {Partial()});
+    }
     const int64_t bags = call.input("grad").sizes[0];
     if (call.input("bag_size").sizes[0] == bags && call.input("maximum_indices").sizes[0] == bags) {
       out.add({{"grad", Shard(0)}, {"bag_size", Shard(0)}, {"maximum_indices", Shard(0)}},
