@@ -1020,9 +1020,9 @@ SWV_API SWV_MUST_USE swv_status* swv_op_schema(const swv_op* op, swv_string** ou
 
 /* Arguments in the schema's order; those that are left out at the end have their defaults. Where
  * the schema wants a Tensor, a number does too, but for one that is written; where it wants int[2],
- * a single integer; where float, an integer. Writes as many results as the operator has; `capacity` must suffice, or be 0,
- * which drops them. out_num_results may be NULL. An error lists the kinds that were
- * given and the schemas if no overload fits. */
+ * a single integer; where float, an integer. Writes as many results as the operator has; `capacity`
+ * must suffice, or be 0, which drops them. out_num_results may be NULL. An error lists the kinds that
+ * were given and the schemas if no overload fits. */
 SWV_API SWV_MUST_USE swv_status* swv_op_call(const swv_op* op, swv_grad_mode mode,
                                              const swv_value* arguments, size_t num_arguments,
                                              swv_value* out_results, size_t capacity,
