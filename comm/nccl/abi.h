@@ -19,7 +19,8 @@ inline constexpr int kCudaErrorMemoryAllocation = 2;
 inline constexpr int kCudaErrorNotReady = 600;
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
-inline constexpr int kCudaStreamCaptureModeThreadLocal = 1;
+inline constexpr int kCudaStreamCaptureModeRelaxed = 2;
+inline constexpr int kCudaStreamCaptureStatusNone = 0;
 inline constexpr int kCudaMemcpyHostToDevice = 1;
 inline constexpr int kCudaMemcpyDeviceToHost = 2;
 inline constexpr int kCudaMemcpyDeviceToDevice = 3;
@@ -82,6 +83,7 @@ struct NcclConfig {
   F(int, cudaStreamCreateWithFlags, (CudaStream * stream, unsigned flags))                         \
   F(int, cudaStreamDestroy, (CudaStream stream))                                                   \
   F(int, cudaStreamQuery, (CudaStream stream))                                                     \
+  F(int, cudaStreamIsCapturing, (CudaStream stream, int* state))                                   \
   F(int, cudaStreamWaitEvent, (CudaStream stream, CudaEvent event, unsigned flags))                \
   F(int, cudaEventCreateWithFlags, (CudaEvent * event, unsigned flags))                            \
   F(int, cudaEventRecord, (CudaEvent event, CudaStream stream))                                    \

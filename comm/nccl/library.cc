@@ -185,7 +185,7 @@ absl::Status Library::copy(int device, void* to, const void* from, int64_t bytes
 }
 
 CurrentDevice::CurrentDevice(const Library& library, int device)
-    : library_(library), mode_(kCudaStreamCaptureModeThreadLocal) {
+    : library_(library), mode_(kCudaStreamCaptureModeRelaxed) {
   library_.cudaThreadExchangeStreamCaptureMode(&mode_);
   status_ = library_.check_cuda("cudaGetDevice", library_.cudaGetDevice(&before_));
   if (!status_.ok() || before_ == device) return;

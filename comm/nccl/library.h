@@ -69,8 +69,8 @@ std::string_view name_of(Library::Parts parts);
 
 // Makes a device the calling thread's for as long as it lives: CUDA's calls depend on it. Afterwards
 // the one before is again, unless there is nothing on it yet: to choose a device makes a context there,
-// some hundred megabytes. And another thread that captures a CUDA graph is no reason for calls of this
-// one to fail.
+// some hundred megabytes. And a CUDA graph that this thread or another one captures is no reason for
+// calls of this one to fail.
 class CurrentDevice {
  public:
   CurrentDevice(const Library& library, int device);

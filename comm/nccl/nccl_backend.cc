@@ -50,7 +50,7 @@ class NcclBackend : public Backend {
     const Deadline limit = Clock::now() + kGrace;
     for (const auto& [ticket, operation] : operations_) {
       const Deadline until = std::min(limit, operation.deadline);
-      while (reason_->get().ok() && operation.end != nullptr &&
+      while (reason_->get().ok() && operation.end != nullptr && operation.captured_on == nullptr &&
              library_->cudaEventQuery(operation.end) == kCudaErrorNotReady &&
              Clock::now() < until) {
         std::this_thread::sleep_for(kLookEvery);
@@ -59,7 +59,8 @@ class NcclBackend : public Backend {
     const bool is_pending =
         !reason_->get().ok() ||
         std::any_of(operations_.begin(), operations_.end(), [&](const auto& operation) {
-          return operation.second.end == nullptr ||
+          if (operation.second.end == nullptr) return true;
+          return operation.second.captured_on == nullptr &&
                  library_->cudaEventQuery(operation.second.end) != kCudaSuccess;
         });
     if (is_pending) {
@@ -106,7 +107,14 @@ class NcclBackend : public Backend {
   absl::Status wait(Ticket ticket, Deadline deadline) override {
     std::unique_lock lock(mutex_);
     end_group_of(ticket);
-    look_until(lock, ticket, deadline, [](const Operation&) { return false; });
+    bool captured = false;
+    look_until(lock, ticket, deadline, [&](const Operation& operation) {
+      return captured = operation.captured_on != nullptr;
+    });
+    if (captured) {
+      return absl::FailedPreconditionError(
+          "the host waits for it, but it is being captured: it runs when its graph is replayed");
+    }
     if (!operations_.contains(ticket)) return absl::OkStatus();
     // The device touches no memory any more.
     abort_all(lock);
@@ -169,6 +177,9 @@ class NcclBackend : public Backend {
  private:
   struct Operation {
     CudaEvent end = nullptr;  // null: NCCL has not taken it, or it has only one side
+    // The lane's, into whose graph it goes: it runs when that is replayed, if ever, and is over when
+    // the capture is. Null: it runs.
+    CudaStream captured_on = nullptr;
     Deadline deadline = Deadline::max();
     bool to_itself = false;
     bool sends = false;  // of a message to itself, as is
@@ -201,12 +212,23 @@ class NcclBackend : public Backend {
     const absl::StatusOr<Queue*> queue = queue_of(call);
     if (!queue.ok()) return queue.status();
     const Ticket ticket = ++last_ticket_;
-    operations_[ticket] = {.deadline = call.deadline, .group = call.group};
+    operations_[ticket] = {
+        .captured_on = is_captured(call.stream) ? (*queue)->lane().stream() : nullptr,
+        .deadline = call.deadline,
+        .group = call.group};
     if (coalescing_ && call.group != 0) open_group_ = call.group;
     absl::Status status = (*queue)->add(ticket, call);
     if (status.ok()) status = advance();
     if (!status.ok()) return status;
     return ticket;
+  }
+
+  // Whether what is put on a stream goes into a graph, and does not run.
+  bool is_captured(DeviceStream stream) const {
+    int state = kCudaStreamCaptureStatusNone;
+    const int error =
+        library_->cudaStreamIsCapturing(static_cast<CudaStream>(stream.handle), &state);
+    return error == kCudaSuccess && state != kCudaStreamCaptureStatusNone;
   }
 
   // Gives NCCL what it takes now.
@@ -296,6 +318,7 @@ class NcclBackend : public Backend {
     }
     const CudaStream stream = lane_to_self_->stream();
     for (const ToSelf* side : {&send, &recv}) {
+      if (is_captured(side->call.stream)) operations_[side->ticket].captured_on = stream;
       status.Update(library_->check_cuda("cudaStreamWaitEvent",
                                          library_->cudaStreamWaitEvent(stream, side->ready, 0)));
     }
@@ -326,7 +349,10 @@ class NcclBackend : public Backend {
     }
     const auto found = operations_.find(ticket);
     if (found->second.end == nullptr) return true;
-    const int state = library_->cudaEventQuery(found->second.end);
+    const CudaStream captured_on = found->second.captured_on;
+    if (captured_on != nullptr && is_captured({captured_on})) return true;
+    const int state =
+        captured_on != nullptr ? kCudaSuccess : library_->cudaEventQuery(found->second.end);
     if (state == kCudaSuccess) {
       free_events_.push_back(found->second.end);
       operations_.erase(found);

@@ -92,10 +92,19 @@ int cudaStreamDestroy(CudaStream stream) {
   return machine().destroy_stream(stream) ? 0 : kInvalidHandle;
 }
 
+int cudaStreamIsCapturing(CudaStream stream, int* state) {
+  ENTER();
+  FakeStream* const found = machine().stream(stream);
+  if (found == nullptr) return kInvalidHandle;
+  *state = found->capture() == nullptr ? 0 : 1;
+  return 0;
+}
+
 int cudaStreamQuery(CudaStream stream) {
   ENTER();
   FakeStream* const found = machine().stream(stream);
   if (found == nullptr) return kInvalidHandle;
+  if (found->capture() != nullptr) return kCaptureUnsupported;
   return found->is_idle() ? 0 : kCudaErrorNotReady;
 }
 
@@ -103,6 +112,11 @@ int cudaStreamSynchronize(CudaStream stream) {
   ENTER();
   FakeStream* const found = machine().stream(stream);
   if (found == nullptr) return kInvalidHandle;
+  if (const std::shared_ptr<Capture> capture = found->capture()) {
+    const std::lock_guard lock(capture->mutex);
+    capture->spoilt = true;
+    return kCaptureUnsupported;
+  }
   found->synchronize();
   return 0;
 }
@@ -112,8 +126,7 @@ int cudaStreamWaitEvent(CudaStream stream, CudaEvent event, unsigned) {
   FakeStream* const on = machine().stream(stream);
   FakeEvent* const found = machine().event(event);
   if (on == nullptr || found == nullptr) return kInvalidHandle;
-  if (found->mark != nullptr) on->add([mark = found->mark] { mark->wait(); });
-  return 0;
+  return machine().wait_for(*on, *found);
 }
 
 int cudaEventCreateWithFlags(CudaEvent* event, unsigned) {
@@ -128,15 +141,14 @@ int cudaEventRecord(CudaEvent event, CudaStream stream) {
   FakeEvent* const found = machine().event(event);
   // Of two devices: the thread's current one was another when they were made.
   if (on == nullptr || found == nullptr || on->device() != found->device) return kInvalidHandle;
-  found->mark = std::make_shared<Mark>();
-  on->add([mark = found->mark] { mark->set(); });
-  return 0;
+  return machine().record(*found, *on);
 }
 
 int cudaEventQuery(CudaEvent event) {
   ENTER();
   FakeEvent* const found = machine().event(event);
   if (found == nullptr) return kInvalidHandle;
+  if (found->capture != nullptr) return kCapturedEvent;
   return found->mark == nullptr || found->mark->is_set() ? 0 : kCudaErrorNotReady;
 }
 

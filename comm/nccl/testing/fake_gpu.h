@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "shardweave/comm/buffer.h"
@@ -60,6 +61,12 @@ struct FakeGpuScript {
   bool broken_init = false;
 };
 
+// What a stream was given while it was captured.
+class FakeGraph {
+ public:
+  virtual ~FakeGraph() = default;
+};
+
 class FakeGpu {
  public:
   virtual ~FakeGpu() = default;
@@ -75,6 +82,21 @@ class FakeGpu {
   virtual void enqueue(int device, DeviceStream stream, std::function<void()> work) = 0;
   // Until a stream has done what is on it by now.
   virtual void synchronize(int device, DeviceStream stream) = 0;
+
+  // As of CUDA graphs: what is put on a stream that is captured, and on those that wait for it from
+  // then on, is kept instead of run. Errors are CUDA's numbers, 0: none. Whatever a capture forbids
+  // (that the host waits, that a default stream joins, to wait for what is not captured) is an error,
+  // and spoils it: end_capture() has null then, and where a stream that has joined was left behind.
+  virtual int begin_capture(int device, DeviceStream stream) = 0;
+  virtual std::shared_ptr<const FakeGraph> end_capture(int device, DeviceStream stream) = 0;
+  virtual bool is_captured(int device, DeviceStream stream) = 0;
+  // The device's forbidden wait of the host.
+  virtual void spoil_capture(int device, DeviceStream stream) = 0;
+  // What comes on `stream` runs after what is on `other`, as an event makes it.
+  virtual int join(int device, DeviceStream stream, DeviceStream other) = 0;
+  // In the order of the stream.
+  virtual void replay(const std::shared_ptr<const FakeGraph>& graph, int device,
+                      DeviceStream stream) = 0;
 
   // Events that nobody has destroyed; operations that a device runs; whether it has a context.
   virtual int events() = 0;

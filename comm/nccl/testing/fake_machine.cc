@@ -21,6 +21,24 @@ FakeStream::~FakeStream() {
 }
 
 void FakeStream::add(std::function<void()> work) {
+  const std::shared_ptr<Capture> captured = capture();
+  if (captured == nullptr) return run_later(std::move(work));
+  const std::lock_guard lock(captured->mutex);
+  captured->pieces[this].push_back({std::move(work)});
+  captured->left_behind.insert(this);
+}
+
+std::shared_ptr<Capture> FakeStream::capture() {
+  const std::lock_guard lock(mutex_);
+  return capture_;
+}
+
+void FakeStream::set_capture(std::shared_ptr<Capture> capture) {
+  const std::lock_guard lock(mutex_);
+  capture_ = std::move(capture);
+}
+
+void FakeStream::run_later(std::function<void()> work) {
   {
     const std::lock_guard lock(mutex_);
     work_.push_back(std::move(work));
@@ -35,7 +53,7 @@ bool FakeStream::is_idle() {
 
 void FakeStream::synchronize() {
   auto mark = std::make_shared<Mark>();
-  add([mark] { mark->set(); });
+  run_later([mark] { mark->set(); });
   mark->wait();
 }
 
@@ -116,6 +134,115 @@ void FakeMachine::release(void* memory) {
 
 void* FakeMachine::contents(const void* memory) {
   return contents_ + (static_cast<const std::byte*>(memory) - addresses_);
+}
+
+int FakeMachine::begin_capture(int device, DeviceStream handle) {
+  FakeStream* const stream = this->stream(device, static_cast<CudaStream>(handle.handle));
+  if (handle.handle == nullptr || stream->capture() != nullptr) return kCaptureUnsupported;
+  auto capture = std::make_shared<Capture>();
+  capture->streams.push_back(stream);
+  stream->set_capture(std::move(capture));
+  return 0;
+}
+
+std::shared_ptr<const FakeGraph> FakeMachine::end_capture(int device, DeviceStream handle) {
+  FakeStream* const stream = this->stream(device, static_cast<CudaStream>(handle.handle));
+  const std::shared_ptr<Capture> capture = stream->capture();
+  if (capture == nullptr) return nullptr;
+  const std::lock_guard lock(capture->mutex);
+  for (FakeStream* each : capture->streams) each->set_capture(nullptr);
+  capture->left_behind.erase(stream);
+  if (capture->spoilt || !capture->left_behind.empty()) return nullptr;
+  return capture;
+}
+
+bool FakeMachine::is_captured(int device, DeviceStream handle) {
+  FakeStream* const stream = this->stream(device, static_cast<CudaStream>(handle.handle));
+  return stream != nullptr && stream->capture() != nullptr;
+}
+
+void FakeMachine::spoil_capture(int device, DeviceStream handle) {
+  const std::shared_ptr<Capture> capture =
+      stream(device, static_cast<CudaStream>(handle.handle))->capture();
+  if (capture == nullptr) return;
+  const std::lock_guard lock(capture->mutex);
+  capture->spoilt = true;
+}
+
+int FakeMachine::join(int device, DeviceStream handle, DeviceStream other) {
+  FakeEvent event;
+  event.device = device;
+  const int error = record(event, *stream(device, static_cast<CudaStream>(other.handle)));
+  if (error != 0) return error;
+  return wait_for(*stream(device, static_cast<CudaStream>(handle.handle)), event);
+}
+
+void FakeMachine::replay(const std::shared_ptr<const FakeGraph>& graph, int device,
+                         DeviceStream handle) {
+  stream(device, static_cast<CudaStream>(handle.handle))->add([graph] {
+    static_cast<const Capture&>(*graph).replay();
+  });
+}
+
+void Capture::replay() const {
+  std::vector<Mark> reached(marks);
+  const auto run = [&](FakeStream* stream) {
+    const auto found = pieces.find(stream);
+    if (found == pieces.end()) return;
+    for (const Piece& piece : found->second) {
+      if (piece.waits_for >= 0) reached[piece.waits_for].wait();
+      if (piece.work != nullptr) piece.work();
+      if (piece.sets >= 0) reached[piece.sets].set();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < streams.size(); ++i) threads.emplace_back(run, streams[i]);
+  run(streams[0]);
+  for (std::thread& thread : threads) thread.join();
+}
+
+int FakeMachine::record(FakeEvent& event, FakeStream& stream) {
+  event.capture = stream.capture();
+  event.stream = &stream;
+  event.mark = nullptr;
+  if (event.capture != nullptr) {
+    const std::lock_guard lock(event.capture->mutex);
+    event.capture_mark = event.capture->marks++;
+    event.capture->pieces[&stream].push_back({.sets = event.capture_mark});
+    return 0;
+  }
+  event.mark = std::make_shared<Mark>();
+  stream.add([mark = event.mark] { mark->set(); });
+  return 0;
+}
+
+int FakeMachine::wait_for(FakeStream& stream, const FakeEvent& event) {
+  const std::shared_ptr<Capture> here = stream.capture();
+  if (event.capture == nullptr) {
+    if (event.mark == nullptr) return 0;
+    if (here == nullptr) {
+      stream.add([mark = event.mark] { mark->wait(); });
+      return 0;
+    }
+    const std::lock_guard lock(here->mutex);
+    here->spoilt = true;
+    return kCaptureIsolation;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [device, its] : default_streams_) {
+      if (its.get() == &stream) return kCaptureImplicit;
+    }
+  }
+  const std::lock_guard lock(event.capture->mutex);
+  if (here != nullptr && here != event.capture) return kCaptureIsolation;
+  if (here == nullptr) event.capture->streams.push_back(&stream);
+  event.capture->pieces[&stream].push_back({.waits_for = event.capture_mark});
+  event.capture->left_behind.erase(event.stream);
+  // What waits has to be waited for in turn.
+  if (event.stream != &stream) event.capture->left_behind.insert(&stream);
+  if (here == nullptr) stream.set_capture(event.capture);
+  return 0;
 }
 
 int FakeMachine::events() {

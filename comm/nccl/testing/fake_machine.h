@@ -30,6 +30,9 @@ inline constexpr int kInvalidValue = 1;
 inline constexpr int kInvalidDevice = 101;
 inline constexpr int kInvalidHandle = 400;
 inline constexpr int kCaptureUnsupported = 900;
+inline constexpr int kCaptureIsolation = 905;
+inline constexpr int kCaptureImplicit = 906;
+inline constexpr int kCapturedEvent = 907;
 
 // Done once, for all who wait.
 class Mark {
@@ -56,6 +59,27 @@ class Mark {
   bool is_set_ = false;
 };
 
+class FakeStream;
+
+// A capture, and then a graph.
+class Capture : public FakeGraph {
+ public:
+  // What each stream does, the first one's first; each runs beside the others.
+  void replay() const;
+
+  std::mutex mutex;
+  // Guarded by mutex:
+  struct Piece {
+    std::function<void()> work;
+    int sets = -1, waits_for = -1;  // a mark
+  };
+  std::vector<FakeStream*> streams;
+  std::map<FakeStream*, std::vector<Piece>> pieces;
+  int marks = 0;
+  std::set<FakeStream*> left_behind;  // of these, with work that nobody waits for yet
+  bool spoilt = false;
+};
+
 class FakeStream {
  public:
   FakeStream(int device, int delay_microseconds);
@@ -64,8 +88,12 @@ class FakeStream {
   FakeStream& operator=(const FakeStream&) = delete;
 
   int device() const { return device_; }
+  // Runs it, or keeps it where the stream is captured.
   void add(std::function<void()> work);
+  void run_later(std::function<void()> work);
   bool is_idle();
+  std::shared_ptr<Capture> capture();
+  void set_capture(std::shared_ptr<Capture> capture);
   // Until all that has been added by now has been done.
   void synchronize();
 
@@ -77,6 +105,7 @@ class FakeStream {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<void()>> work_;
+  std::shared_ptr<Capture> capture_;  // guarded by mutex_, as are those before; null: none
   bool busy_ = false;
   bool stopping_ = false;
   std::thread thread_;
@@ -85,6 +114,10 @@ class FakeStream {
 struct FakeEvent {
   int device = 0;
   std::shared_ptr<Mark> mark;  // of the last record; null: none
+  // It was recorded on a stream that was captured; null: it was not.
+  std::shared_ptr<Capture> capture;
+  FakeStream* stream = nullptr;
+  int capture_mark = -1;
 };
 
 class FakeMachine : public FakeGpu {
@@ -97,6 +130,13 @@ class FakeMachine : public FakeGpu {
   void* contents(const void* memory) override;
   void enqueue(int device, DeviceStream stream, std::function<void()> work) override;
   void synchronize(int device, DeviceStream stream) override;
+  int begin_capture(int device, DeviceStream stream) override;
+  std::shared_ptr<const FakeGraph> end_capture(int device, DeviceStream stream) override;
+  bool is_captured(int device, DeviceStream stream) override;
+  void spoil_capture(int device, DeviceStream stream) override;
+  int join(int device, DeviceStream stream, DeviceStream other) override;
+  void replay(const std::shared_ptr<const FakeGraph>& graph, int device,
+              DeviceStream stream) override;
   int events() override;
   int running(int device) override { return running_[device].load(); }
   bool has_context(int device) override { return contexts_[device].load(); }
@@ -127,6 +167,8 @@ class FakeMachine : public FakeGpu {
   CudaStream make_stream();
   bool destroy_stream(CudaStream handle);
   FakeEvent* event(CudaEvent handle);
+  int record(FakeEvent& event, FakeStream& stream);
+  int wait_for(FakeStream& stream, const FakeEvent& event);
   CudaEvent make_event();
   bool destroy_event(CudaEvent handle);
 

@@ -143,8 +143,8 @@ struct Comm {
   int error = 0;       // asynchronous
   int still_busy = 0;  // looks until the last call has come to its end
   std::vector<std::function<void()>> at_its_end;
-  uint64_t collectives = 0;
   std::set<CudaStream> streams;
+  uint64_t collectives = 0;  // that have begun; guarded by the group's mutex
 
   void abort() {
     const std::lock_guard lock(group->mutex);
@@ -195,7 +195,6 @@ NcclComm make(std::shared_ptr<Group> group, int rank) {
 struct Kernel {
   std::shared_ptr<Comm> comm;
   std::vector<Operation> operations;
-  std::vector<uint64_t> numbers;  // of the collectives among them
   bool hangs = false;
 
   void run() const {
@@ -210,6 +209,9 @@ struct Kernel {
     const int rank = comm->rank;
     std::unique_lock lock(group.mutex);
     const auto is_aborted = [&] { return static_cast<bool>(group.aborted[rank]); };
+    // Counted when it runs: a graph runs the same kernel again.
+    uint64_t number = comm->collectives;
+    for (const Operation& operation : operations) comm->collectives += !operation.is_message();
     if (hangs) {
       group.wake.wait(lock, is_aborted);
       return;
@@ -224,10 +226,9 @@ struct Kernel {
       (sends ? group.sends : group.recvs)[from_to].push_back(messages.back());
       group.match(from_to);
     }
-    size_t next = 0;
     for (const Operation& operation : operations) {
       if (operation.is_message()) continue;
-      const uint64_t number = numbers[next++];
+      ++number;
       if (is_aborted()) return;
       std::shared_ptr<Group::Meeting>& slot = group.meetings[number];
       if (slot == nullptr) slot = std::make_shared<Group::Meeting>();
@@ -277,7 +278,6 @@ int launch_all(std::vector<Grouped::Call> calls) {
         continue;
       }
       kernel->operations.push_back(call.operation);
-      if (!call.operation.is_message()) kernel->numbers.push_back(++comm->collectives);
       const int number = machine().count_operation(comm->device);
       if (script.faulty_device == comm->device) {
         if (number == script.hanging_operation) kernel->hangs = true;
@@ -289,8 +289,11 @@ int launch_all(std::vector<Grouped::Call> calls) {
     }
     calls = std::move(others);
     size_t place = 0;
+    const auto collectives =
+        std::count_if(kernel->operations.begin(), kernel->operations.end(),
+                      [](const Operation& operation) { return !operation.is_message(); });
     for (Operation& operation : kernel->operations) {
-      operation.group_size = kernel->numbers.size();
+      operation.group_size = static_cast<size_t>(collectives);
       if (!operation.is_message()) operation.place = place++;
     }
     comm->streams.insert(handle);
