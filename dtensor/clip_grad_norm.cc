@@ -119,6 +119,7 @@ class OfMesh {
       if (first) counted.push_back(p.local);
     }
     Sum sum(norm_type);
+    if (context_->on_device.captured) throw_if_error(context_->on_device.wait());
     sum.add(counted);
     throw_if_error(context_->on_device.wait());
     const About about(*context_, provenance);

@@ -24,10 +24,22 @@ class DeviceWorks {
   }
   // Until the device has run them all, or one has failed: the first error there has been.
   absl::Status wait() {
+    if (captured) {
+      return absl::FailedPreconditionError(
+          "numbers of a step that is being captured do not reach the host: there are none before it "
+          "is replayed");
+    }
     waits_ += works_.empty() ? 0 : 1;
     while (!works_.empty() && error_.ok()) take_first();
     return error_;
   }
+  // What comes on `stream` runs after them all.
+  absl::Status wait_on(DeviceStream stream) {
+    for (const Work& work : works_) error_.Update(work.wait_on(stream));
+    return error_;
+  }
+  // What is issued goes into a graph, and does not run (captured_step.h).
+  bool captured = false;
   // How often the host has waited so: once a step costs what the device could have done meanwhile.
   int64_t waits() const { return waits_; }
 

@@ -2,6 +2,7 @@
 
 #include "ATen/autocast_mode.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
+#include "shardweave/dtensor/engine/capture.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -35,7 +36,9 @@ std::shared_ptr<MeshContext> MeshContext::of(const std::shared_ptr<ConnectedMesh
 Communicator& MeshContext::communicator(absl::Span<const int> mesh_dims) {
   auto communicator =
       mesh_dims.size() == 1 ? mesh_->communicator(mesh_dims[0]) : mesh_->communicator(mesh_dims);
-  return *value_or_throw(std::move(communicator));
+  Communicator& result = *value_or_throw(std::move(communicator));
+  if (capture != nullptr) capture->uses(result);
+  return result;
 }
 
 SpecRef MeshContext::intern(const Layout& layout, absl::Span<const int64_t> sizes,

@@ -29,6 +29,7 @@ namespace shardweave::dtensor_internal {
 // The state that a seed means on a mesh (random.h).
 PhiloxState seeded(const DeviceMesh& mesh, uint64_t seed);
 
+class Capture;
 class FsdpState;
 class GradBuckets;
 
@@ -68,6 +69,9 @@ class MeshContext {
   RandomStateScope* random_scope = nullptr;  // the innermost
   PlainTensors plain_tensors;
   DeviceWorks on_device;
+  Capture* capture = nullptr;  // the step that is being captured (capture.h)
+  // Another number when memory may have been written without any operator here: a graph was replayed.
+  uint64_t generation = 0;
   int strict_depth = 0;             // > 0: implicit communication is an error
   uint64_t about = 0;               // what is sent now is about this (provenance.h); 0: none
   uint64_t tensors_made = 0;        // of plain ones, by functions that users call

@@ -7,6 +7,7 @@
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
 #include "shardweave/comm/communicator.h"
+#include "shardweave/dtensor/engine/capture.h"
 #include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/tensor_work.h"
@@ -29,6 +30,7 @@ Communicator& FsdpState::neighbours(int mesh_dim, int64_t ranks) {
     std::iota(members.begin(), members.end(), all.rank() / ranks * ranks);
     its = value_or_throw(all.subgroup(members, absl::StrCat(all.name(), " in groups of ", ranks)));
   }
+  if (context_.capture != nullptr) context_.capture->uses(*its);
   return *its;
 }
 

@@ -112,7 +112,8 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
 }
 
 bool is_current(const Remembered& kept) {
-  return kept.source._version() == kept.version;
+  return kept.source._version() == kept.version &&
+         kept.generation == kept.source_spec->context->generation;
 }
 
 // The same handle, a shallow copy of it, or another view that lies alike.
@@ -167,6 +168,7 @@ void remember(DTensorMeta& meta, SpecRef target, at::Tensor local) {
   if (list.size() == kMaxRemembered) list.erase(list.begin());
   int64_t& bytes = meta.context->observation.counters.remembered_bytes;
   list.emplace_back(meta.local(), meta.spec, std::move(target), std::move(local), bytes);
+  list.back().generation = meta.context->generation;
   list.back().cut_evenly = is_cut_evenly(*meta.spec);
 }
 

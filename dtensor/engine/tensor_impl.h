@@ -40,6 +40,7 @@ struct Remembered {
   SpecRef source_spec;
   SpecRef spec;
   at::Tensor local;
+  uint64_t generation = 0;  // of the mesh, then
   // Every rank has an equal part, so that what is a view of it on one is a view on all.
   bool cut_evenly = false;
 

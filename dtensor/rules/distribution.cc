@@ -15,6 +15,7 @@
 #include "ATen/ops/topk.h"
 #include "ATen/ops/where.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/engine/capture.h"
 #include "shardweave/dtensor/engine/philox.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/rules/common.h"
@@ -183,6 +184,7 @@ at::Tensor draw_each(const at::Tensor& first, const at::Tensor& second, Draw dra
   const at::Tensor p = local_doubles(a);
   const at::Tensor q = local_doubles(b);
   at::Tensor drawn = at::empty_like(p);
+  check_drawn_by_host(*meta.context);
   PhiloxState& state = meta.context->random;
   const double* p_data = p.const_data_ptr<double>();
   const double* q_data = q.const_data_ptr<double>();

@@ -12,6 +12,7 @@
 #include "ATen/ops/view_as_real.h"
 #include "absl/strings/str_cat.h"
 #include "shardweave/dtensor/cuda/random_fill.h"
+#include "shardweave/dtensor/engine/capture.h"
 #include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/philox.h"
 #include "shardweave/dtensor/engine/random_draw.h"
@@ -101,6 +102,7 @@ class Draw {
   DTensorMeta& meta() { return meta_of(self_); }
 
   void draw_on_host(const RandomDraw& draw, const PhiloxState& state) {
+    check_drawn_by_host(*meta().context);
     const bool direct = local().is_contiguous() && local().is_cpu();
     const at::Tensor out =
         direct ? local() : at::empty(local().sizes(), local().options().device(at::kCPU));
@@ -123,8 +125,13 @@ class Draw {
     }
     const std::vector<IndexBox> boxes =
         index_boxes(held, spec().sizes, {local.strides().data(), local.strides().size()});
+    const Capture* const capture = context.capture;
+    const RandomSource source = {
+        .seed = state.seed,
+        .stream = state.offset,
+        .added = capture == nullptr ? nullptr : capture->random_offset(state)};
     throw_if_error(fill_random(
-        draw, {.seed = state.seed, .stream = state.offset}, boxes, local.mutable_data_ptr(),
+        draw, source, boxes, local.mutable_data_ptr(),
         {.device = local.get_device(), .stream = current_stream(local.device()).handle}));
     return true;
   }

@@ -70,9 +70,21 @@ void enqueue(c10::DeviceIndex device, std::function<void()> work) {
   gpu().enqueue(device, stream_here(device), std::move(work));
 }
 
+bool is_captured(c10::DeviceIndex device) {
+  return gpu().is_captured(device, stream_here(device));
+}
+
+[[noreturn]] void refuse_in_capture(c10::DeviceIndex device, DeviceStream stream) {
+  gpu().spoil_capture(device, stream);
+  TORCH_CHECK(false, "CUDA error: operation not permitted when stream is capturing (of the fake)");
+}
+
 class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
-  using Event = std::shared_future<void>;
+  struct Event {
+    std::shared_future<void> done;
+    std::optional<DeviceStream> captured;  // recorded there, while it was
+  };
 
   FakeGuard() = default;
   explicit FakeGuard(c10::DeviceType) {}
@@ -119,26 +131,41 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& s, c10::DeviceIndex, c10::EventFlag) const override {
     const auto done = std::make_shared<std::promise<void>>();
     if (*event == nullptr) *event = new Event();
-    *static_cast<Event*>(*event) = done->get_future().share();
+    auto& its = *static_cast<Event*>(*event);
+    its = {done->get_future().share(), std::nullopt};
+    if (gpu().is_captured(s.device_index(), handle_of(s.id()))) {
+      its.captured = handle_of(s.id());
+      return;
+    }
     gpu().enqueue(s.device_index(), handle_of(s.id()), [done] { done->set_value(); });
   }
   void block(void* event, const c10::Stream& s) const override {
     if (event == nullptr) return;
-    gpu().enqueue(s.device_index(), handle_of(s.id()),
-                  [its = *static_cast<Event*>(event)] { its.wait(); });
+    const auto& its = *static_cast<Event*>(event);
+    const DeviceStream stream = handle_of(s.id());
+    if (its.captured.has_value()) {
+      TORCH_CHECK(gpu().join(s.device_index(), stream, *its.captured) == 0,
+                  "CUDA error: a stream may not wait for one that is being captured (of the fake)");
+      return;
+    }
+    if (gpu().is_captured(s.device_index(), stream)) refuse_in_capture(s.device_index(), stream);
+    gpu().enqueue(s.device_index(), stream, [done = its.done] { done.wait(); });
   }
   bool queryEvent(void* event) const override {
-    return event == nullptr || static_cast<Event*>(event)->wait_for(std::chrono::seconds(0)) ==
-                                   std::future_status::ready;
+    return event == nullptr ||
+           static_cast<Event*>(event)->done.wait_for(std::chrono::seconds(0)) ==
+               std::future_status::ready;
   }
   void synchronizeEvent(void* event) const override {
     host_waits_for(device_here);
-    if (event != nullptr) static_cast<Event*>(event)->wait();
+    if (event != nullptr) static_cast<Event*>(event)->done.wait();
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
   }
   void synchronizeStream(const c10::Stream& s) const override {
+    const DeviceStream stream = handle_of(s.id());
+    if (gpu().is_captured(s.device_index(), stream)) refuse_in_capture(s.device_index(), stream);
     host_waits_for(s.device_index());
     gpu().synchronize(s.device_index(), handle_of(s.id()));
   }
@@ -171,6 +198,46 @@ struct FakeHooks final : at::CUDAHooksInterface {
 }  // namespace
 }  // namespace shardweave::testing
 
+// LibTorch's graphs, of which a program finds the members by their names (dtensor/cuda/graph.h).
+enum cudaStreamCaptureMode : int {};
+
+namespace at::cuda {
+
+struct __attribute__((visibility("default"))) CUDAGraph {
+  explicit CUDAGraph(bool keep_graph);
+  ~CUDAGraph();
+  void capture_begin(std::pair<unsigned long long, unsigned long long> pool,
+                     cudaStreamCaptureMode mode);
+  void capture_end();
+  void replay();
+
+  std::shared_ptr<const shardweave::FakeGraph> graph;
+};
+
+CUDAGraph::CUDAGraph(bool /*keep_graph*/) {}
+CUDAGraph::~CUDAGraph() = default;
+
+void CUDAGraph::capture_begin(std::pair<unsigned long long, unsigned long long> /*pool*/,
+                              cudaStreamCaptureMode /*mode*/) {
+  using namespace shardweave::testing;
+  TORCH_CHECK(gpu().begin_capture(device_here, stream_here(device_here)) == 0,
+              "CUDA graphs must be captured on a non-default stream (of the fake)");
+}
+
+void CUDAGraph::capture_end() {
+  using namespace shardweave::testing;
+  graph = gpu().end_capture(device_here, stream_here(device_here));
+  TORCH_CHECK(graph != nullptr,
+              "CUDA error: operation failed due to a previous error during capture (of the fake)");
+}
+
+void CUDAGraph::replay() {
+  using namespace shardweave::testing;
+  gpu().replay(graph, device_here, stream_here(device_here));
+}
+
+}  // namespace at::cuda
+
 namespace at {
 using CUDAHooks = shardweave::testing::FakeHooks;  // by this name LibTorch looks for it
 REGISTER_CUDA_HOOKS(CUDAHooks);
@@ -195,6 +262,8 @@ class FakeAllocator final : public c10::Allocator {
     if (bytes == 0) return {nullptr, device};
     void* const memory = gpu().allocate(device_here, bytes);
     TORCH_CHECK(memory != nullptr, "CUDA out of memory (of the fake): ", bytes, " bytes");
+    // A graph's memory is its own. This one's is never given back, until the machine is another.
+    if (is_captured(device_here)) return {memory, nullptr, [](void*) {}, device};
     return {memory, new Piece{memory, device_here, stream_here(device_here)}, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -215,7 +284,7 @@ class FakeAllocator final : public c10::Allocator {
 };
 
 void FakeGuard::recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& s) const {
-  if (data.get() == nullptr) return;
+  if (data.get_context() == nullptr) return;
   auto& piece = *static_cast<Piece*>(data.get_context());
   const DeviceStream stream = handle_of(s.id());
   if (stream != piece.stream) piece.others.push_back(stream);
@@ -308,6 +377,16 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes,
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   const at::Tensor from = source.expand(self.sizes());
+  if (is_captured(device_here)) {
+    if (!self.is_cuda() || !from.is_cuda()) {
+      refuse_in_capture(device_here, stream_here(device_here));
+    }
+    enqueue(device_here, [to = reached(self), from = reached(from)] {
+      const c10::InferenceMode no_autograd;
+      at::Tensor(to).copy_(from);
+    });
+    return self;
+  }
   for (const at::Tensor& t : {self, from}) {
     if (t.is_cuda()) gpu().synchronize(t.device().index(), stream_here(t.device().index()));
   }
@@ -576,27 +655,45 @@ class HostCall {
     for (size_t i = 0; i < arguments.size(); ++i) find_device(stack_[first + i]);
     for (size_t i = 0; i < arguments.size(); ++i) check_device(stack_[first + i]);
     TORCH_CHECK(device_.has_value(), c10::toString(op_.operator_name()), ": on which device?");
-    if (!is_view()) gpu().synchronize(device_->index(), stream_here(device_->index()));
+    const bool captures = is_captured(device_->index());
+    if (!is_view() && !captures) {
+      gpu().synchronize(device_->index(), stream_here(device_->index()));
+    }
     if (op_.operator_name().name == "aten::_local_scalar_dense" ||
         op_.operator_name().name == "aten::equal" || op_.operator_name().name == "aten::nonzero" ||
         op_.operator_name().name == "aten::masked_select") {
+      if (captures) refuse_in_capture(device_->index(), stream_here(device_->index()));
       host_waits_for(device_->index());
     }
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      const c10::AliasInfo* const alias = arguments[i].alias_info();
-      writes_ = alias != nullptr && alias->isWrite();
-      stack_[first + i] = to_host(stack_[first + i]);
+    const auto bring = [&] {
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        const c10::AliasInfo* const alias = arguments[i].alias_info();
+        writes_ = alias != nullptr && alias->isWrite();
+        stack_[first + i] = to_host(stack_[first + i]);
+      }
+    };
+    c10::Stack given;
+    std::vector<Operand> operands;
+    if (captures && !is_view()) {
+      const c10::Stack there = stack_;
+      bring();
+      given.assign(stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end());
+      operands = std::exchange(operands_, {});
+      stack_ = there;
+      blank_ = true;
     }
+    bring();
     op_.callBoxed(&stack_);
     for (const Operand& o : operands_) {
       if (!o.written) continue;
       if (o.there.sizes() != o.here.sizes()) resize_(o.there, o.here.sizes(), std::nullopt);
-      write_later(o.there, o.here);
+      if (!captures) write_later(o.there, o.here);
     }
     const size_t results = op_.schema().returns().size();
     for (size_t i = stack_.size() - results; i < stack_.size(); ++i) {
       stack_[i] = to_device(stack_[i]);
     }
+    if (captures && !is_view()) capture(std::move(given), operands);
   }
 
  private:
@@ -604,6 +701,49 @@ class HostCall {
     at::Tensor there, here;
     bool written;
   };
+
+  // What has been called for its shapes, on numbers that are not there yet, is called in each replay.
+  void capture(c10::Stack given, const std::vector<Operand>& operands) {
+    std::vector<std::pair<at::Tensor, at::Tensor>> written;  // on the device, as the host reaches it
+    for (const Operand& o : operands) {
+      if (o.written) written.emplace_back(reached(o.there), o.here);
+    }
+    std::vector<at::Tensor> results;
+    const size_t count = op_.schema().returns().size();
+    for (size_t i = stack_.size() - count; i < stack_.size(); ++i) {
+      for_each_tensor(stack_[i], [&](const at::Tensor& result) {
+        const bool is_new = result.defined() && result.is_cuda() &&
+                            std::none_of(operands_.begin(), operands_.end(), [&](const Operand& o) {
+                              return o.there.is_alias_of(result);
+                            });
+        results.push_back(is_new ? reached(result) : at::Tensor());
+      });
+    }
+    enqueue(device_->index(), [op = op_, given = std::move(given), written = std::move(written),
+                               results = std::move(results), count] {
+      const c10::InferenceMode no_autograd;
+      for (const auto& [there, here] : written) {
+        if (here.sizes() == there.sizes()) at::Tensor(here).copy_(there);  // else it was resized
+      }
+      c10::Stack stack = given;
+      op.callBoxed(&stack);
+      for (const auto& [there, here] : written) at::Tensor(there).copy_(here);
+      auto to = results.begin();
+      for (size_t i = stack.size() - count; i < stack.size(); ++i) {
+        for_each_tensor(stack[i], [&](const at::Tensor& result) {
+          if (to->defined()) to->copy_(result);
+          ++to;
+        });
+      }
+    });
+  }
+
+  template <typename F>
+  static void for_each_tensor(const IValue& value, F f) {
+    if (value.isTensor()) f(value.toTensor());
+    if (!value.isTensorList()) return;
+    for (const at::Tensor& t : value.toTensorVector()) f(t);
+  }
 
   // Of which no memory is looked at.
   bool is_view() const {
@@ -651,6 +791,8 @@ class HostCall {
       return o.here;
     }
     at::Tensor here = reached(tensor);
+    // Indices of any tensor, and conditions that hold.
+    if (blank_) here = at::full_like(here, here.scalar_type() == at::kBool ? 1 : 0);
     if (writes_) {
       at::Tensor own = at::empty_strided(here.sizes(), here.strides(), here.options());
       own.copy_(here);
@@ -681,6 +823,13 @@ class HostCall {
 
   at::Tensor to_device(const at::Tensor& result) {
     if (!result.defined()) return result;
+    if (is_captured(device_->index()) && is_new(result)) {
+      const at::Tensor there = empty_strided(result.sizes(), result.strides(),
+                                             result.scalar_type(), {}, *device_, {});
+      if (result.is_conj()) there._set_conj(true);
+      if (result.is_neg()) there._set_neg(true);
+      return there;
+    }
     for (const Operand& o : operands_) {
       if (o.here.is_same(result)) return o.there;
     }
@@ -698,6 +847,11 @@ class HostCall {
     return uploaded(result, *device_);
   }
 
+  bool is_new(const at::Tensor& result) const {
+    return std::none_of(operands_.begin(), operands_.end(),
+                        [&](const Operand& o) { return result.is_alias_of(o.here); });
+  }
+
   IValue to_device(const IValue& value) {
     if (value.isTensor()) return to_device(value.toTensor());
     if (!value.isTensorList()) return value;
@@ -710,6 +864,7 @@ class HostCall {
   c10::Stack& stack_;
   std::optional<c10::Device> device_;
   bool writes_ = false;  // of the argument at hand
+  bool blank_ = false;   // there are no numbers yet: the shapes are wanted
   std::vector<Operand> operands_;
 };
 

@@ -14,6 +14,7 @@
 #include "ATen/ops/_fused_adam.h"
 #include "ATen/ops/_fused_adamw.h"
 #include "ATen/ops/_fused_sgd.h"
+#include "ATen/ops/empty.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
@@ -22,6 +23,7 @@
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/capture.h"
 #include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/local_part.h"
@@ -165,6 +167,7 @@ struct FusedOptimizer::Batch {
   bool first_step;
   std::vector<at::Tensor> parameters = {}, grads = {}, firsts = {}, seconds = {}, largest = {},
                           steps = {};
+  at::Tensor lr = {};  // that a replay finds on the device; undefined: it is in the options
 
   // Kernels of a device read them there. The host knows them: it waits for nothing.
   void bring_steps_to_device() {
@@ -177,6 +180,63 @@ struct FusedOptimizer::Batch {
       step = its;
     }
   }
+
+  // What a step has of a number: f(lr).
+  template <typename F>
+  void with_lr(double of_options, F f) const {
+    lr.defined() ? f(lr) : f(of_options);
+  }
+};
+
+// What a captured step finds on the device in each replay.
+struct FusedOptimizer::Captured {
+  // Throws Error for what cannot be captured.
+  static void check(size_t parameter, const Options& options, bool is_first_step,
+                    c10::Device device) {
+    const auto refuse = [&](const absl::Status& why) {
+      throw Error(kFusedOptimizer, absl::Status(why.code(), str_cat("parameter ", parameter, ": ",
+                                                                    why.message())));
+    };
+    if (communicates(options) || std::holds_alternative<LionOptions>(options)) {
+      refuse(absl::UnimplementedError(
+          "steps of Lion, Adafactor and Muon are not captured: step after the replay"));
+    }
+    if (is_first_step) {
+      refuse(absl::FailedPreconditionError(
+          "the first step of SGD with dampening is not like those that follow: capture a later one"));
+    }
+    if (device.is_cpu()) {
+      refuse(absl::FailedPreconditionError("it is on the CPU, in a step that is captured on a GPU"));
+    }
+  }
+
+  // Of a batch: its steps and its learning rate are replaced by those on the device.
+  void add(Batch& batch, std::shared_ptr<double> lr) {
+    const at::TensorOptions number = at::TensorOptions(at::kFloat).device(batch.device);
+    std::map<float, at::Tensor> there;
+    for (at::Tensor& step : batch.steps) {
+      at::Tensor& its = there[*step.const_data_ptr<float>()];
+      if (!its.defined()) {
+        its = at::empty({}, number);
+        shown.emplace_back(step, its);
+      }
+      step = its;
+    }
+    batch.lr = at::empty({}, number);
+    lrs.emplace_back(std::move(lr), batch.lr);
+  }
+
+  void before_replay() const {
+    for (const at::Tensor& step : counted) *step.mutable_data_ptr<float>() += 1;
+    for (const auto& [step, there] : shown) there.fill_(*step.const_data_ptr<float>());
+    for (const auto& [lr, there] : lrs) there.fill_(*lr);
+    for (const at::Tensor& parameter : parameters) part_written(parameter, kFusedOptimizer);
+  }
+
+  std::vector<at::Tensor> counted;                         // of the host
+  std::vector<std::pair<at::Tensor, at::Tensor>> shown;    // of those, and where
+  std::vector<std::pair<std::shared_ptr<double>, at::Tensor>> lrs;
+  std::vector<at::Tensor> parameters;
 };
 
 // Of one parameter with a gradient, checked.
@@ -259,6 +319,7 @@ size_t FusedOptimizer::add_group(const ParameterGroup& group) {
   states_.insert(states_.end(), added.begin(), added.end());
   state_indices_.insert(state_indices_.end(), indices.begin(), indices.end());
   groups_.push_back(group.options);
+  captured_lrs_.emplace_back();
   return number;
 }
 
@@ -323,18 +384,24 @@ FusedOptimizer::State& FusedOptimizer::made(State& state) const {
 }
 
 void FusedOptimizer::run(const SgdOptions& o, Batch& b) {
-  at::_fused_sgd_(b.parameters, b.grads, b.firsts, o.weight_decay, o.momentum, o.lr, o.dampening,
-                  o.nesterov, /*maximize=*/false, b.first_step);
+  b.with_lr(o.lr, [&](const auto& lr) {
+    at::_fused_sgd_(b.parameters, b.grads, b.firsts, o.weight_decay, o.momentum, lr, o.dampening,
+                    o.nesterov, /*maximize=*/false, b.first_step);
+  });
 }
 
 void FusedOptimizer::run(const AdamOptions& o, Batch& b) {
-  at::_fused_adam_(b.parameters, b.grads, b.firsts, b.seconds, b.largest, b.steps, o.lr, o.beta1,
-                   o.beta2, o.weight_decay, o.eps, o.amsgrad, /*maximize=*/false);
+  b.with_lr(o.lr, [&](const auto& lr) {
+    at::_fused_adam_(b.parameters, b.grads, b.firsts, b.seconds, b.largest, b.steps, lr, o.beta1,
+                     o.beta2, o.weight_decay, o.eps, o.amsgrad, /*maximize=*/false);
+  });
 }
 
 void FusedOptimizer::run(const AdamWOptions& o, Batch& b) {
-  at::_fused_adamw_(b.parameters, b.grads, b.firsts, b.seconds, b.largest, b.steps, o.lr, o.beta1,
-                    o.beta2, o.weight_decay, o.eps, o.amsgrad, /*maximize=*/false);
+  b.with_lr(o.lr, [&](const auto& lr) {
+    at::_fused_adamw_(b.parameters, b.grads, b.firsts, b.seconds, b.largest, b.steps, lr, o.beta1,
+                      o.beta2, o.weight_decay, o.eps, o.amsgrad, /*maximize=*/false);
+  });
 }
 
 void FusedOptimizer::run(const LionOptions& o, Batch& b) {
@@ -350,6 +417,7 @@ void FusedOptimizer::run(const LionOptions& o, Batch& b) {
 void FusedOptimizer::step(std::source_location where) {
   const c10::AutoGradMode no_grad(false);
   const Cause cause = {.name = kFusedOptimizer, .where = where};
+  Capture* const capture = Capture::current();
   std::vector<std::unique_ptr<Together>> meshes;  // on which the step communicates
   const auto together_on = [&](const MeshContext* context) -> Together* {
     for (const auto& mesh : meshes) {
@@ -378,7 +446,11 @@ void FusedOptimizer::step(std::source_location where) {
         mesh->parameters.push_back(state.parameter);
       }
     }
-    if (grad.defined()) steps.emplace_back(*this, state);
+    if (!grad.defined()) continue;
+    steps.emplace_back(*this, state);
+    if (capture == nullptr) continue;
+    const Update& u = steps.back().update;
+    Captured::check(state.parameter, *u.options, u.is_first_step, steps.back().part.device());
   }
   std::vector<at::Tensor> written;
   for (const Step& step : steps) written.push_back(step.parameter);
@@ -396,10 +468,15 @@ void FusedOptimizer::step(std::source_location where) {
 
   // Kernels take one dtype and device, and either first steps or others.
   std::vector<Batch> batches;
+  Captured captured;
   optim_internal::Updates adafactor, muon;
   for (Step& step : steps) {
     Update& u = step.update;
-    *step.state->step.mutable_data_ptr<float>() += 1;
+    if (capture == nullptr) {
+      *step.state->step.mutable_data_ptr<float>() += 1;
+    } else {
+      captured.counted.push_back(step.state->step);
+    }
     if (step.parameter.numel() == 0) continue;
     if (!communicates(*u.options) && step.part.numel() == 0) continue;
     // The kernels walk over the memory: it has to be in order.
@@ -425,7 +502,14 @@ void FusedOptimizer::step(std::source_location where) {
     batch->steps.push_back(u.step);
   }
   for (Batch& batch : batches) {
-    batch.bring_steps_to_device();
+    if (capture == nullptr) {
+      batch.bring_steps_to_device();
+    } else {
+      const auto group = static_cast<size_t>(batch.options - groups_.data());
+      std::shared_ptr<double>& lr = captured_lrs_[group];
+      if (lr == nullptr) lr = std::make_shared<double>(lr_of(*batch.options));
+      captured.add(batch, lr);
+    }
     std::visit(
         [&](const auto& o) {
           if constexpr (requires { run(o, batch); }) run(o, batch);
@@ -439,6 +523,9 @@ void FusedOptimizer::step(std::source_location where) {
     if (work.defined() && !work.is_same(step.part)) step.part.copy_(work);
   }
   for (const at::Tensor& parameter : written) part_written(parameter, kFusedOptimizer);
+  if (capture == nullptr) return;
+  captured.parameters = std::move(written);
+  capture->before_replay([captured = std::move(captured)] { captured.before_replay(); });
 }
 
 void FusedOptimizer::zero_grad() const {
@@ -466,6 +553,7 @@ void FusedOptimizer::set_lr(size_t group, double lr) {
   std::visit([&](auto& o) { o.lr = lr; }, changed);
   check_options(changed, kFusedOptimizer);
   groups_[group] = changed;
+  if (captured_lrs_[group] != nullptr) *captured_lrs_[group] = lr;
 }
 
 std::vector<std::string_view> FusedOptimizer::state_names(size_t parameter) const {

@@ -30,6 +30,10 @@
 //   FusedOptimizer optimizer(muon_groups(hidden, MuonOptions{.lr = 0.02}, AdamWOptions{}));
 //   optimizer.set_lr(0, 0.01);          // of the matrices
 //
+// In a step that is captured (captured_step.h) it works with SGD, Adam and AdamW: each replay counts
+// as a step, and has the learning rate of then (rounded to f32). A first step of SGD with dampening
+// is another one than those after it, and is not captured.
+//
 // To resume, set what was saved:
 //
 //   for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
@@ -41,6 +45,7 @@
 // does.
 #pragma once
 
+#include <memory>
 #include <source_location>
 #include <string>
 #include <string_view>
@@ -132,6 +137,7 @@ class FusedOptimizer {
   // What one kernel call works on.
   struct Batch;
   struct Step;
+  struct Captured;
 
   static double lr_of(const Options& options);
   static std::vector<Slot> slots(const Options& options, int64_t ndim);
@@ -151,6 +157,7 @@ class FusedOptimizer {
 
   std::vector<at::Tensor> parameters_;
   std::vector<Options> groups_;
+  std::vector<std::shared_ptr<double>> captured_lrs_;  // of the groups, for replays; null: none
   mutable std::vector<State> states_;  // made on first use
   std::vector<size_t> state_indices_;  // by parameter
 };
