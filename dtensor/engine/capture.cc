@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
-#include "ATen/ops/zeros.h"
+#include "ATen/ops/empty.h"
 #include "c10/core/GradMode.h"
+#include "c10/core/StreamGuard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 
 namespace shardweave::dtensor_internal {
@@ -18,9 +20,7 @@ Capture* Capture::current() {
 }
 
 Capture::Capture(MeshContext& context, c10::Device device)
-    : context_(context),
-      random_(context.random),
-      offset_(at::zeros({}, at::TensorOptions(at::kLong).device(device))) {}
+    : context_(context), device_(device), random_(context.random), offset_(number(at::kLong)) {}
 
 Capture::Scope::Scope(Capture& capture) : capture_(capture) {
   the_current = capture.context_.capture = &capture;
@@ -36,6 +36,12 @@ Capture::Scope::~Scope() {
   ++context.generation;
   capture_.draws_ = context.random.offset - capture_.random_.offset;
   context.random = capture_.random_;
+}
+
+at::Tensor Capture::number(at::ScalarType dtype) const {
+  const c10::impl::VirtualGuardImpl cuda(device_.type());
+  const c10::StreamGuard not_captured(cuda.getDefaultStream(device_));
+  return at::empty({}, at::TensorOptions(dtype).device(device_));
 }
 
 void Capture::uses(Communicator& group) {

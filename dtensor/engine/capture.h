@@ -2,7 +2,8 @@
 // the device is to find there, as a learning rate or the place in the stream of random numbers.
 //
 //   if (Capture* capture = Capture::current()) {
-//     capture->before_replay([lr, on_device] { on_device.fill_(*lr); });
+//     at::Tensor there = capture->number(at::kFloat);
+//     capture->before_replay([lr, there] { there.fill_(*lr); });
 //   }
 //
 // Internal to dtensor/ and modules/. Threads: the rank's, and autograd's while that waits for it.
@@ -40,6 +41,9 @@ class Capture {
     Capture& capture_;
   };
 
+  // On the GPU, for what is written before a replay. It is none of the graph's memory, which the step
+  // itself may have used for something else before it reads this.
+  at::Tensor number(at::ScalarType dtype) const;
   // Called before each replay, in the order given; what it puts on the current stream comes before the
   // step. It may throw: nothing is replayed then.
   void before_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
@@ -57,6 +61,7 @@ class Capture {
 
  private:
   MeshContext& context_;
+  const c10::Device device_;
   std::vector<std::function<void()>> actions_;
   std::vector<Communicator*> groups_;
   PhiloxState random_;  // of the mesh when it was captured

@@ -198,46 +198,6 @@ struct FakeHooks final : at::CUDAHooksInterface {
 }  // namespace
 }  // namespace shardweave::testing
 
-// LibTorch's graphs, of which a program finds the members by their names (dtensor/cuda/graph.h).
-enum cudaStreamCaptureMode : int {};
-
-namespace at::cuda {
-
-struct __attribute__((visibility("default"))) CUDAGraph {
-  explicit CUDAGraph(bool keep_graph);
-  ~CUDAGraph();
-  void capture_begin(std::pair<unsigned long long, unsigned long long> pool,
-                     cudaStreamCaptureMode mode);
-  void capture_end();
-  void replay();
-
-  std::shared_ptr<const shardweave::FakeGraph> graph;
-};
-
-CUDAGraph::CUDAGraph(bool /*keep_graph*/) {}
-CUDAGraph::~CUDAGraph() = default;
-
-void CUDAGraph::capture_begin(std::pair<unsigned long long, unsigned long long> /*pool*/,
-                              cudaStreamCaptureMode /*mode*/) {
-  using namespace shardweave::testing;
-  TORCH_CHECK(gpu().begin_capture(device_here, stream_here(device_here)) == 0,
-              "CUDA graphs must be captured on a non-default stream (of the fake)");
-}
-
-void CUDAGraph::capture_end() {
-  using namespace shardweave::testing;
-  graph = gpu().end_capture(device_here, stream_here(device_here));
-  TORCH_CHECK(graph != nullptr,
-              "CUDA error: operation failed due to a previous error during capture (of the fake)");
-}
-
-void CUDAGraph::replay() {
-  using namespace shardweave::testing;
-  gpu().replay(graph, device_here, stream_here(device_here));
-}
-
-}  // namespace at::cuda
-
 namespace at {
 using CUDAHooks = shardweave::testing::FakeHooks;  // by this name LibTorch looks for it
 REGISTER_CUDA_HOOKS(CUDAHooks);
@@ -255,15 +215,53 @@ struct Piece {
   std::vector<DeviceStream> others;  // that use it, too
 };
 
+// What is allocated in a capture is the graph's. What dies in it is another's in it, as soon as it is
+// asked for: pieces of one size.
+struct CapturedPiece {
+  std::shared_ptr<void> memory;
+  size_t bytes;
+  bool used = true;
+};
+std::mutex of_captures_mutex;
+std::vector<std::shared_ptr<CapturedPiece>> of_captures[kDevices];  // guarded by it
+
+void* captured_memory(c10::DeviceIndex device, size_t bytes, std::shared_ptr<CapturedPiece>& piece) {
+  const std::lock_guard lock(of_captures_mutex);
+  auto& pieces = of_captures[device];
+  const auto free = std::find_if(pieces.begin(), pieces.end(), [&](const auto& its) {
+    return !its->used && its->bytes == bytes;
+  });
+  if (free != pieces.end()) {
+    piece = *free;
+    piece->used = true;
+  } else if (void* const memory = gpu().allocate(device, bytes)) {
+    piece = std::make_shared<CapturedPiece>();
+    piece->memory.reset(memory, [](void* m) { gpu().release(m); });
+    piece->bytes = bytes;
+    pieces.push_back(piece);
+  }
+  return piece == nullptr ? nullptr : piece->memory.get();
+}
+void release_captured(void* context) {
+  const std::unique_ptr<std::shared_ptr<CapturedPiece>> piece(
+      static_cast<std::shared_ptr<CapturedPiece>*>(context));
+  const std::lock_guard lock(of_captures_mutex);
+  (*piece)->used = false;
+}
+
 class FakeAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(c10::kCUDA, device_here);
     if (bytes == 0) return {nullptr, device};
-    void* const memory = gpu().allocate(device_here, bytes);
+    const bool captures = is_captured(device_here);
+    std::shared_ptr<CapturedPiece> piece;
+    void* const memory = captures ? captured_memory(device_here, bytes, piece)
+                                  : gpu().allocate(device_here, bytes);
     TORCH_CHECK(memory != nullptr, "CUDA out of memory (of the fake): ", bytes, " bytes");
-    // A graph's memory is its own. This one's is never given back, until the machine is another.
-    if (is_captured(device_here)) return {memory, nullptr, [](void*) {}, device};
+    if (captures) {
+      return {memory, new std::shared_ptr<CapturedPiece>(piece), &release_captured, device};
+    }
     return {memory, new Piece{memory, device_here, stream_here(device_here)}, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -271,7 +269,6 @@ class FakeAllocator final : public c10::Allocator {
     TORCH_CHECK(false, "the fake's allocator copies nothing");
   }
 
- private:
   // Reused by what comes later on its stream, when the others are there, too.
   static void release(void* context) {
     const std::unique_ptr<Piece> piece(static_cast<Piece*>(context));
@@ -284,7 +281,7 @@ class FakeAllocator final : public c10::Allocator {
 };
 
 void FakeGuard::recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& s) const {
-  if (data.get_context() == nullptr) return;
+  if (data.get_deleter() != &FakeAllocator::release) return;  // a graph's, or none
   auto& piece = *static_cast<Piece*>(data.get_context());
   const DeviceStream stream = handle_of(s.id());
   if (stream != piece.stream) piece.others.push_back(stream);
@@ -292,6 +289,57 @@ void FakeGuard::recordDataPtrOnStream(const c10::DataPtr& data, const c10::Strea
 
 FakeAllocator allocator;
 REGISTER_ALLOCATOR(c10::kCUDA, &allocator);
+
+}  // namespace
+}  // namespace shardweave::testing
+
+// LibTorch's graphs, of which a program finds the members by their names (dtensor/cuda/graph.h).
+enum cudaStreamCaptureMode : int {};
+
+namespace at::cuda {
+
+struct __attribute__((visibility("default"))) CUDAGraph {
+  explicit CUDAGraph(bool keep_graph);
+  ~CUDAGraph();
+  void capture_begin(std::pair<unsigned long long, unsigned long long> pool,
+                     cudaStreamCaptureMode mode);
+  void capture_end();
+  void replay();
+
+  std::shared_ptr<const shardweave::FakeGraph> graph;
+  std::vector<std::shared_ptr<shardweave::testing::CapturedPiece>> memory;
+};
+
+CUDAGraph::CUDAGraph(bool /*keep_graph*/) {}
+CUDAGraph::~CUDAGraph() = default;
+
+void CUDAGraph::capture_begin(std::pair<unsigned long long, unsigned long long> /*pool*/,
+                              cudaStreamCaptureMode /*mode*/) {
+  using namespace shardweave::testing;
+  TORCH_CHECK(gpu().begin_capture(device_here, stream_here(device_here)) == 0,
+              "CUDA graphs must be captured on a non-default stream (of the fake)");
+}
+
+void CUDAGraph::capture_end() {
+  using namespace shardweave::testing;
+  graph = gpu().end_capture(device_here, stream_here(device_here));
+  {
+    const std::lock_guard lock(of_captures_mutex);
+    memory = std::exchange(of_captures[device_here], {});
+  }
+  TORCH_CHECK(graph != nullptr,
+              "CUDA error: operation failed due to a previous error during capture (of the fake)");
+}
+
+void CUDAGraph::replay() {
+  using namespace shardweave::testing;
+  gpu().replay(graph, device_here, stream_here(device_here));
+}
+
+}  // namespace at::cuda
+
+namespace shardweave::testing {
+namespace {
 
 c10::DispatchKeySet cuda_keys() {
   return c10::DispatchKeySet(c10::DispatchKey::CUDA);

@@ -14,7 +14,6 @@
 #include "ATen/ops/_fused_adam.h"
 #include "ATen/ops/_fused_adamw.h"
 #include "ATen/ops/_fused_sgd.h"
-#include "ATen/ops/empty.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
@@ -211,18 +210,17 @@ struct FusedOptimizer::Captured {
   }
 
   // Of a batch: its steps and its learning rate are replaced by those on the device.
-  void add(Batch& batch, std::shared_ptr<double> lr) {
-    const at::TensorOptions number = at::TensorOptions(at::kFloat).device(batch.device);
+  void add(Batch& batch, std::shared_ptr<double> lr, const Capture& capture) {
     std::map<float, at::Tensor> there;
     for (at::Tensor& step : batch.steps) {
       at::Tensor& its = there[*step.const_data_ptr<float>()];
       if (!its.defined()) {
-        its = at::empty({}, number);
+        its = capture.number(at::kFloat);
         shown.emplace_back(step, its);
       }
       step = its;
     }
-    batch.lr = at::empty({}, number);
+    batch.lr = capture.number(at::kFloat);
     lrs.emplace_back(std::move(lr), batch.lr);
   }
 
@@ -508,7 +506,7 @@ void FusedOptimizer::step(std::source_location where) {
       const auto group = static_cast<size_t>(batch.options - groups_.data());
       std::shared_ptr<double>& lr = captured_lrs_[group];
       if (lr == nullptr) lr = std::make_shared<double>(lr_of(*batch.options));
-      captured.add(batch, lr);
+      captured.add(batch, lr, *capture);
     }
     std::visit(
         [&](const auto& o) {

@@ -97,6 +97,7 @@ void check_operators(Session& session, Check& check);
 void check_redistribution(Session& session, Check& check);
 void check_random(Session& session, Check& check);
 void check_training(Session& session, Check& check);
+void check_captured(Session& session, Check& check);
 void check_checkpoint(Session& session, Check& check);
 void check_memory(Session& session, Check& check);
 void check_dispatch(Session& session, Check& check);

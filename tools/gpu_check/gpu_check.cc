@@ -93,6 +93,8 @@ constexpr CheckKind kChecks[] = {
     {"random numbers", "the CPU's bits", Needs::kWorld, check_random},
     {"training", "losses of a transformer, under each kind of parallelism, against the CPU's",
      Needs::kWorld, check_training},
+    {"captured steps", "steps that are captured and replayed, under each kind of parallelism",
+     Needs::kWorld, check_captured},
     {"checkpoint", "saved on GPUs, loaded there and on the CPU", Needs::kWorld, check_checkpoint},
     {"memory", "what fully sharded training holds at most, beside its formula", Needs::kWorld,
      check_memory},
@@ -189,6 +191,8 @@ GpuCheckSizes GpuCheckSizes::quick() {
           .memory_layers = 4,
           .dispatch_batches = 11,
           .dispatch_calls = 100,
+          .captured_dim = 64,
+          .captured_rounds = 3,
           .bandwidth_bytes = int64_t{4} << 20};
 }
 

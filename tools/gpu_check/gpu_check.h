@@ -29,6 +29,8 @@ struct GpuCheckSizes {
   int64_t memory_dim = 1024, memory_layers = 8;
   // Of each operator whose dispatch is measured: so many batches of so many calls.
   int dispatch_batches = 41, dispatch_calls = 200;
+  // A step that is captured: of a model of this size, ten replays a round.
+  int captured_dim = 256, captured_rounds = 10;
   // Of each rank, by the largest collective that is measured.
   int64_t bandwidth_bytes = int64_t{64} << 20;
 

@@ -50,6 +50,8 @@ const GpuCheckSizes kTiny = {.block_dim = 16,
                              .memory_layers = 2,
                              .dispatch_batches = 1,
                              .dispatch_calls = 3,
+                             .captured_dim = 16,
+                             .captured_rounds = 1,
                              .bandwidth_bytes = 4096};
 
 class GpuCheckTest : public ::testing::Test {
@@ -117,7 +119,7 @@ TEST_F(GpuCheckTest, OneRank) {
   EXPECT_THAT(reports[0].find("operators")->why, HasSubstr("one rank"));
   EXPECT_THAT(reports[0].find("memory")->why, HasSubstr("statistics"));
   EXPECT_THAT(to_text(reports[0]),
-              AllOf(HasSubstr("12 passed, 0 failed, 3 skipped"), HasSubstr("NCCL 2.28.9")));
+              AllOf(HasSubstr("13 passed, 0 failed, 3 skipped"), HasSubstr("NCCL 2.28.9")));
   EXPECT_FALSE(reports[0].find("block")->figures.empty());
   const nlohmann::json json = nlohmann::json::parse(to_json(reports[0]));
   EXPECT_EQ(json["ok"], true);
@@ -136,9 +138,9 @@ TEST_F(GpuCheckTest, TwoRanks) {
 // Meshes of two dimensions, and parts that differ.
 TEST_F(GpuCheckTest, FourRanks) {
   const std::vector<GpuReport> reports =
-      check(4, {"collectives", "redistribution", "training", "checkpoint"});
+      check(4, {"collectives", "redistribution", "training", "captured steps", "checkpoint"});
   expect_passed(reports, {});
-  EXPECT_EQ(reports[0].checks.size(), 6);
+  EXPECT_EQ(reports[0].checks.size(), 7);
   EXPECT_THAT(reports[0].find("redistribution")->why, HasSubstr("2 meshes"));
   EXPECT_THAT(reports[0].find("training")->why, Not(HasSubstr("tp in fsdp")));
 }

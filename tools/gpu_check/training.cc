@@ -2,12 +2,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "ATen/ATen.h"
@@ -15,9 +18,11 @@
 #include "c10/core/CachingDeviceAllocator.h"
 #include "c10/core/GradMode.h"
 #include "check.h"
+#include "shardweave/dtensor/captured_step.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/grad_sync.h"
+#include "shardweave/dtensor/random.h"
 #include "shardweave/modules/checkpoint/checkpointer.h"
 #include "shardweave/modules/checkpoint/state_dict.h"
 #include "shardweave/modules/data_parallel.h"
@@ -32,20 +37,58 @@ namespace {
 using namespace shardweave;
 
 constexpr int kSteps = 5;
+constexpr int kBeforeCapture = 2;
 
-std::vector<double> train(Transformer& model, const Words& words, int steps) {
-  FusedOptimizer optimizer(model->parameters(), AdamWOptions{.lr = 5e-3});
-  std::vector<at::Tensor> losses;
-  for (int i = 0; i < steps; ++i) {
+// Steps of a model; `loss` is that of the last one.
+struct Training {
+  Training(Transformer model_in, Words words_in)
+      : model(std::move(model_in)),
+        words(std::move(words_in)),
+        optimizer(model->parameters(), AdamWOptions{.lr = 5e-3}) {}
+
+  void step() {
     optimizer.zero_grad();
-    const at::Tensor loss = loss_of(model, words);
+    loss = loss_of(model, words);
     loss.backward();
     finish_grad_sync(*model);
     optimizer.step();
-    losses.push_back(loss.detach());
+  }
+  CapturedStep capture(const MeshPtr& mesh) {
+    return CapturedStep::capture(mesh, model->parameters(), [this] { step(); });
+  }
+
+  Transformer model;
+  const Words words;
+  FusedOptimizer optimizer;
+  at::Tensor loss;
+};
+
+std::vector<double> train(const Transformer& model, const Words& words, int steps) {
+  Training training(model, words);
+  std::vector<at::Tensor> losses;
+  for (int i = 0; i < steps; ++i) {
+    training.step();
+    losses.push_back(training.loss.detach());
   }
   std::vector<double> result;
   for (const at::Tensor& loss : losses) result.push_back(on_host(loss).item<double>());
+  return result;
+}
+
+// The first ones are called, the others replayed.
+std::vector<double> train_captured(const Transformer& model, const Words& words, int steps,
+                                   const MeshPtr& mesh) {
+  Training training(model, words);
+  std::vector<double> result;
+  for (int i = 0; i < kBeforeCapture; ++i) {
+    training.step();
+    result.push_back(on_host(training.loss.detach()).item<double>());
+  }
+  CapturedStep captured = training.capture(mesh);
+  for (int i = kBeforeCapture; i < steps; ++i) {
+    captured.replay();
+    result.push_back(on_host(training.loss.detach()).item<double>());
+  }
   return result;
 }
 
@@ -168,6 +211,97 @@ void check_training(Session& session, Check& check) {
     });
   }
   check.looked_at(absl::StrCat(kSteps, " steps of AdamW", left_out));
+}
+
+void check_captured(Session& session, Check& check) {
+  if (session.ranks() > 1 && session.world->comm()->backend_name() != "nccl") {
+    return check.skip("steps of several ranks are captured over NCCL");
+  }
+  const TransformerSizes sizes;
+  const Words words = make_words(/*batch=*/8, /*length=*/16, sizes.words);
+  const std::vector<double> want = train(make_model(), words, kSteps);
+  for (const Parallelism& kind : kinds()) {
+    const std::vector<MeshDim> dims = kind.dims(session.ranks());
+    if (dims.empty()) continue;
+    check.attempt(kind.name, [&] {
+      const MeshPtr mesh = session.mesh(dims);
+      Transformer model = make_model();
+      model->to(session.device);
+      const std::shared_ptr<void> kept = kind.prepare(model, mesh);
+      const Words there = on_mesh(words, session.device, mesh, kind.batch);
+      const double off = apart(train_captured(model, there, kSteps, mesh), want);
+      check.figure({.name = absl::StrCat(kind.name, ": losses are off by"), .value = off});
+      check.expect(off <= kind.within,
+                   absl::StrCat(kind.name, ": losses are off by ", off, " of the CPU's, wanted ",
+                                kind.within, " at most"));
+    });
+  }
+  const MeshPtr alone = session.this_rank();
+  check.attempt("random numbers", [&] {
+    const at::Tensor x =
+        distribute_tensor(at::ones({1000}).to(session.device), alone, {Replicate()});
+    const auto draw = [&] { return at::dropout(x, 0.5, true); };
+    manual_seed(alone, 3);
+    std::vector<at::Tensor> called;
+    for (int i = 0; i < 4; ++i) called.push_back(on_host(draw()));
+    manual_seed(alone, 3);
+    check.expect(at::equal(on_host(draw()), called[0]), "the same seed draws other numbers");
+    at::Tensor drawn;
+    std::optional<CapturedStep> captured;
+    try {
+      captured.emplace(CapturedStep::capture(alone, {}, [&] { drawn = draw(); }));
+    } catch (const Error& error) {
+      if (!absl::IsFailedPrecondition(error.status())) throw;
+      check.fact("random numbers", "drawn by the host, without --config=cuda: not captured");
+      return;
+    }
+    for (int i = 1; i < 3; ++i) {
+      captured->replay();
+      check.expect(at::equal(on_host(drawn), called[i]), "a replay draws other numbers than a call");
+    }
+    check.expect(at::equal(on_host(draw()), called[3]), "a call after it draws other numbers");
+    check.fact("random numbers", "those of calls, to the bit");
+  });
+
+  // What the host costs a small model.
+  const int dim = session.options.sizes.captured_dim;
+  const TransformerSizes small = {.words = 256, .dim = dim, .heads = 4, .layers = 4};
+  const Words few = make_words(/*batch=*/4, /*length=*/64, small.words);
+  const auto trained = [&](bool distributed) {
+    Transformer model = make_model(small);
+    model->to(session.device);
+    if (!distributed) {
+      return Training(model, {few.given.to(session.device), few.next.to(session.device)});
+    }
+    distribute_module(*model, alone, ParameterPlan());
+    return Training(model, on_mesh(few, session.device, alone, {Replicate()}));
+  };
+  Training plain = trained(false), called = trained(true), replayed = trained(true);
+  for (int i = 0; i < 3; ++i) replayed.step();
+  CapturedStep captured = replayed.capture(alone);
+  const std::vector<std::pair<const char*, std::function<void()>>> ways = {
+      {"a step of plain tensors", [&] { plain.step(); }},
+      {"of DTensors", [&] { called.step(); }},
+      {"of DTensors, replayed", [&] { captured.replay(); }}};
+  std::vector<std::vector<double>> seconds(ways.size());
+  for (int round = 0; round < session.options.sizes.captured_rounds + 2; ++round) {
+    for (size_t i = 0; i < ways.size(); ++i) {
+      synchronize(session.device);
+      const auto begin = std::chrono::steady_clock::now();
+      for (int k = 0; k < 10; ++k) ways[i].second();
+      synchronize(session.device);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      if (round >= 2) seconds[i].push_back(took.count() / 10);
+    }
+  }
+  for (size_t i = 0; i < ways.size(); ++i) {
+    check.figure({.name = ways[i].first, .value = median(seconds[i]) * 1e3, .unit = "ms"});
+  }
+  check.figure(
+      {.name = "called / replayed", .value = median(seconds[1]) / median(seconds[2])});
+  check.looked_at(absl::StrCat(kBeforeCapture, " steps of AdamW, and ", kSteps - kBeforeCapture,
+                               " replays; speed with dim ", small.dim, ", ", small.layers,
+                               " layers, 4 x 64 words"));
 }
 
 void check_checkpoint(Session& session, Check& check) {
