@@ -192,12 +192,11 @@ TEST(CapturedStepTest, TensorParallel) {
 }
 
 class CapturedFullyShardTest : public ::testing::TestWithParam<FullyShardOptions> {};
-INSTANTIATE_TEST_SUITE_P(Modes, CapturedFullyShardTest,
-                         ::testing::Values(FullyShardOptions{.units = {"*"}},
-                                           FullyShardOptions{.units = {"*"},
-                                                             .reshard_after_forward = false},
-                                           FullyShardOptions{.units = {"up", "down"},
-                                                             .equal_segments = true}));
+INSTANTIATE_TEST_SUITE_P(
+    Modes, CapturedFullyShardTest,
+    ::testing::Values(FullyShardOptions{.units = {"*"}},
+                      FullyShardOptions{.units = {"*"}, .reshard_after_forward = false},
+                      FullyShardOptions{.units = {"up", "down"}, .equal_segments = true}));
 
 TEST_P(CapturedFullyShardTest, Trains) {
   check_training({{"dp", 2}}, {Shard(0)}, [](Net& net, const MeshPtr& mesh) {
@@ -265,11 +264,10 @@ TEST(CapturedStepErrorTest, WithoutCuda) {
 }
 
 TEST(CapturedStepErrorTest, AParameterThatIsElsewhere) {
-  expect_error(try_on_gpus({{"dp", 2}},
-                           [](const MeshPtr& mesh) {
-                             CapturedStep::capture(mesh, {at::ones({2})}, [] {});
-                           }),
-               absl::StatusCode::kInvalidArgument, "parameter 0 is on cpu");
+  expect_error(
+      try_on_gpus({{"dp", 2}},
+                  [](const MeshPtr& mesh) { CapturedStep::capture(mesh, {at::ones({2})}, [] {}); }),
+      absl::StatusCode::kInvalidArgument, "parameter 0 is on cpu");
 }
 
 TEST(CapturedStepErrorTest, ANumberOnTheHost) {
@@ -292,8 +290,7 @@ TEST(CapturedStepErrorTest, ANumberOnTheHost) {
       }
       // And all goes on.
       EXPECT_EQ(host(x.detach()).sum().item<float>(), 4);
-      const CapturedStep another =
-          CapturedStep::capture(mesh, {}, [&] { (x * 2).sum(); });
+      const CapturedStep another = CapturedStep::capture(mesh, {}, [&] { (x * 2).sum(); });
       EXPECT_EQ(another.replays(), 0);
     });
   }
@@ -310,14 +307,12 @@ TEST(CapturedStepErrorTest, RandomNumbersOfTheHost) {
 }
 
 TEST(CapturedStepErrorTest, OneWithinAnother) {
-  expect_error(
-      try_on_gpus({{"dp", 1}},
-                  [](const MeshPtr& mesh) {
-                    CapturedStep::capture(mesh, {}, [&] {
-                      CapturedStep::capture(mesh, {}, [] {});
-                    });
-                  }),
-      absl::StatusCode::kFailedPrecondition, "being captured already");
+  expect_error(try_on_gpus({{"dp", 1}},
+                           [](const MeshPtr& mesh) {
+                             CapturedStep::capture(mesh, {},
+                                                   [&] { CapturedStep::capture(mesh, {}, [] {}); });
+                           }),
+               absl::StatusCode::kFailedPrecondition, "being captured already");
 }
 
 TEST(CapturedStepErrorTest, OptimizersThatAreNot) {

@@ -333,8 +333,7 @@ void ZeroPartition::State::move_into(Bucket& bucket) {
     // Writes to one parameter are none to the others.
     place.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(/*version=*/0));
     place.copy_(meta.local());
-    meta.part = LocalPart(place);
-    if (meta.family != nullptr) meta.family->remembered.clear();  // made of what was there before
+    meta.move_to(place);
   }
 }
 

@@ -129,8 +129,7 @@ TEST(NcclCaptureTest, AnOperationThatNobodyWaitsForSpoilsTheCapture) {
     const Graph graph = captured(
         rank,
         [&] {
-          const Work work =
-              rank.comm->all_reduce(x, x, ReduceOp::kSum, {.stream = rank.stream});
+          const Work work = rank.comm->all_reduce(x, x, ReduceOp::kSum, {.stream = rank.stream});
           while (gpu().calls("ncclAllReduce") < 2) std::this_thread::sleep_for(milliseconds(1));
           std::this_thread::sleep_for(milliseconds(30));  // NCCL has taken it
           return absl::OkStatus();

@@ -21,6 +21,7 @@
 #include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/remembered.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/csrc/autograd/function.h"
 #include "torch/csrc/autograd/graph_task.h"
@@ -274,7 +275,7 @@ Beside layout_beside(const MeshContext& context, const at::Tensor& whole, const 
     if (!defined(impl) || !is_dtensor(impl)) return;
     const Spec& beside = *meta_of(impl).spec;
     if (beside.context != &context) return;  // refused later
-    origins.data |= beside.origins.data;
+    origins.data |= origins_of(impl).data;
     for (int m = 0; m < beside.layout.mesh_ndim(); ++m) {
       const Placement& p = beside.layout[m];
       if (!p.is_shard()) continue;

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ATen/core/ivalue.h"
@@ -61,6 +62,8 @@ struct CacheEntry : EntryOfClock {
   std::vector<ArgChange> arg_changes;
   std::vector<SpecRef> inputs;   // after the changes
   std::vector<SpecRef> outputs;  // flat; as the local operator leaves them
+  // Of views: where outputs begin in what they are views of (Place); nullopt: nobody knows.
+  std::vector<std::optional<int64_t>> begins;
   struct OutputChange {
     int output;  // flat
     SpecRef target;

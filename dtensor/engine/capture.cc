@@ -52,9 +52,10 @@ void Capture::uses(Communicator& group) {
 
 const uint64_t* Capture::random_offset(const PhiloxState& state) const {
   if (state.seed != random_.seed || state.offset < random_.offset) {
-    throw Error(absl::UnimplementedError(
-        "random numbers of a state that was set while a step is captured: a replay draws those that "
-        "follow the mesh's"));
+    throw Error(
+        absl::UnimplementedError("random numbers of a state that was set while a step is captured: "
+                                 "a replay draws those that "
+                                 "follow the mesh's"));
   }
   return reinterpret_cast<const uint64_t*>(offset_.const_data_ptr<int64_t>());
 }
@@ -74,7 +75,8 @@ void Capture::prepare() {
 void check_drawn_by_host(const MeshContext& context) {
   if (context.capture == nullptr) return;
   throw Error(absl::FailedPreconditionError(
-      "random numbers that the host draws, in a step that is captured: a replay would have the same. "
+      "random numbers that the host draws, in a step that is captured: a replay would have the "
+      "same. "
       "Programs built with --config=cuda draw most kinds on the GPU"));
 }
 

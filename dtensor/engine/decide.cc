@@ -141,10 +141,21 @@ bool infer_view(const c10::OperatorHandle& op, absl::Span<const IValue> args, Op
   return true;
 }
 
+// Where a view that LibTorch's kernel has made of a stand-in begins in it (Place). One that sees
+// other values there (as another dtype, as conjugates) has elements of its own.
+std::optional<int64_t> begin_of(const c10::OperatorHandle& op, const TensorInfo& self,
+                                const c10::TensorImpl* view) {
+  const bool same_values =
+      c10::typeMetaToScalarType(view->dtype()) == self.dtype && !view->is_conj() && !view->is_neg();
+  if (!same_values || op.operator_name().getNamespace() != "aten") return std::nullopt;
+  return view->storage_offset();
+}
+
 // Shapes, strides and dtypes of the results, from the operator's kernel for meta tensors. Errors of
 // shape or type come from there, as LibTorch words them, on all ranks and before anything is sent.
 void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, const ShardedRule& rule,
-                   absl::Span<const IValue> args, OpCall& call) {
+                   absl::Span<const IValue> args, OpCall& call,
+                   std::vector<std::optional<int64_t>>& begins) {
   const ShardedRule::Options& options = rule.options();
   if (options.shapes && !(options.shapes_only_if_no_meta && info.has_meta_kernel)) {
     options.shapes(call);
@@ -154,10 +165,16 @@ void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, const Shar
     fail(op, absl::StatusCode::kInternal,
          "the sharding rule has no shape function and the operator no kernel for meta tensors");
   }
-  if (infer_view(op, args, call)) return;
+  const bool views = info.is_view || info.changes_shape;
+  if (infer_view(op, args, call)) {
+    if (views) begins.emplace_back(0);
+    return;
+  }
   const c10::Stack stack = call_with_stand_ins(op, info, args, at::kMeta);
   auto add = [&](const IValue& v) {
-    call.outputs.push_back(info_of(v.isTensor() ? v.unsafeToTensorImpl() : nullptr));
+    c10::TensorImpl* impl = v.isTensor() ? v.unsafeToTensorImpl() : nullptr;
+    call.outputs.push_back(info_of(impl));
+    if (views) begins.push_back(defined(impl) ? begin_of(op, call.input(0), impl) : std::nullopt);
   };
   for (const IValue& v : stack) {
     if (v.isList()) {
@@ -364,7 +381,7 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
     return entry;
   }
 
-  infer_outputs(op, info, *rule, args, call);
+  infer_outputs(op, info, *rule, args, call, entry->begins);
   std::optional<int> written_input;
   for (const OpInfo::Write& write : info.writes) {
     if (write.is_out || info.changes_shape || write.is_list || write.output != 0) continue;

@@ -26,7 +26,8 @@ class DeviceWorks {
   absl::Status wait() {
     if (captured) {
       return absl::FailedPreconditionError(
-          "numbers of a step that is being captured do not reach the host: there are none before it "
+          "numbers of a step that is being captured do not reach the host: there are none before "
+          "it "
           "is replayed");
     }
     waits_ += works_.empty() ? 0 : 1;

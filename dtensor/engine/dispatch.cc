@@ -633,9 +633,10 @@ class Runner {
         // Perhaps not the same: the operator may have worked on a copy that was brought here.
         meta.part = LocalPart(k.local);
         follow_fsdp(meta);
-        // Views and shallow copies go on with what was there before it was moved.
-        if (!entry_.input_changes.empty() && meta.family != nullptr) {
-          meta.detour = copy_of_its_own(meta.family);
+        if (meta.family != nullptr) {
+          meta.place = place_of_view(meta, *meta.family, k.written->output);
+          // Views and shallow copies go on with what was there before it was moved.
+          if (!entry_.input_changes.empty()) meta.detour = copy_of_its_own(meta.family);
         }
         k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),
                                                               array(meta.spec->strides));
@@ -669,7 +670,7 @@ class Runner {
       SpecRef spec = replicated_spec(context_, local);  // the same on all ranks
       at::Tensor result = wrap_view(std::move(local), std::move(spec), reference_,
                                     !info_.is_view || viewed_.is_inference());
-      follow_base(result);
+      follow_base(result, flat);
       follow_fsdp(meta_of(result));
       meta_of(result).came_from(provenance_of_result(flat));
       return result;
@@ -694,7 +695,7 @@ class Runner {
         info_.is_view && c10::InferenceMode::is_enabled()
             ? wrap_view(std::move(local), spec, std::move(reference), viewed_.is_inference())
             : wrap(std::move(local), spec, std::move(reference));
-    if (info_.is_view) follow_base(result);
+    if (info_.is_view) follow_base(result, flat);
     follow_fsdp(meta_of(result));
     meta_of(result).came_from(provenance_of_result(flat));
     return result;
@@ -728,18 +729,28 @@ class Runner {
     to->set_version_counter(source.unsafeGetTensorImpl()->version_counter());
   }
 
+  // Where the view that is result `flat` lies.
+  Place place_of_view(const DTensorMeta& base, ViewFamily& family, size_t flat) const {
+    const bool is_in_place = entry_.input_changes.empty() && flat < entry_.begins.size() &&
+                             entry_.begins[flat].has_value();
+    if (!is_in_place) return family.new_place();
+    return {base.place.memory, base.place.begin + *entry_.begins[flat]};
+  }
+
   // A view of something that was brought here first remembers where that came from.
-  void follow_base(const at::Tensor& result) const {
+  void follow_base(const at::Tensor& result, size_t flat) const {
     if (!viewed_.defined()) return;
     DTensorMeta& meta = meta_of(result);
     const DTensorMeta& base = meta_of(viewed_);
     meta.family = base.family;
+    meta.place = place_of_view(base, *base.family, flat);
     if (detour_ != nullptr) meta.detour = detour_;
     const at::Tensor& part = meta.local();
     if (!part.defined()) return;
     const bool is_in_place = detour_ == base.detour;  // it was not moved
     const bool aliases = is_in_place && part.is_alias_of(base.local());
-    if (aliases) share_version(base.local(), part);
+    // A copy, too: what is remembered of one is found by the other, and has to end on all ranks.
+    if (is_in_place && base.local().defined()) share_version(base.local(), part);
     // What the view's kernel, or one before it, may have copied.
     const bool is_copy = detour_ != nullptr
                              ? detour_->moved.defined() && !part.is_alias_of(detour_->moved)
@@ -827,6 +838,7 @@ bool stays_under_way(const CacheEntry& entry, MeshContext& context, c10::Stack& 
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   at::Tensor result = wrap(meta.part, meta.spec, meta.context);
   meta_of(result).family = meta.family;
+  meta_of(result).place = meta.place;
   meta_of(result).came_from(context.about);
   torch::jit::drop(stack, stack.size() - base);
   torch::jit::push(stack, std::move(result));

@@ -380,7 +380,7 @@ std::shared_ptr<FsdpUnit> FsdpUnit::create(std::string name,
       if (part.size(cut.dim()) != rows) {
         part = part.narrow(cut.dim(), rows == 0 ? 0 : cut.ragged_begin(me), rows);
       }
-      meta.part = LocalPart(part.clone());
+      meta.move_to(part.clone());
       meta.spec = resting;
     }
     meta.family->parameter = resting;
@@ -457,7 +457,7 @@ void FsdpUnit::pack() {
     counted_with(place, shard);
     DTensorMeta& meta = meta_of(tensors[i]);
     place.copy_(meta.local());
-    meta.part = LocalPart(place);
+    meta.move_to(place);
   }
   shard_ = shard;
   if (is_at_hand()) {
@@ -629,6 +629,7 @@ at::Tensor FsdpUnit::used(size_t index, const at::Tensor& handle) {
   }
   DTensorMeta& its = meta_of(result);
   its.family = meta.family;
+  its.place = meta.place;
   its.came_from(provenance_of(meta));
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
   // A write to the parameter after it was saved for backward is one to this.

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <numeric>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/rules/view_map.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -65,37 +67,31 @@ Placements reduction(const Layout& from, const Layout& to) {
   return lost;
 }
 
-// Every rank has an equal part, so that what is a view on one is a view on all.
-bool is_cut_evenly(const Spec& spec) {
-  Dims sizes = spec.sizes;
-  for (int m = 0; m < spec.layout.mesh_ndim(); ++m) {
-    const Placement& p = spec.layout[m];
-    if (!p.is_shard()) continue;
-    const int64_t ranks = spec.context->mesh().size(m);
-    if (p.kind() == PlacementKind::kRaggedShard || sizes[p.dim()] == 0) return false;
-    if (sizes[p.dim()] % (ranks * p.split_factor()) != 0) return false;
-    sizes[p.dim()] /= ranks;
+// Of two that are rows of the same elements: whether each rank has the same of both.
+bool are_cut_alike(const Spec& a, const Spec& b) {
+  if (a.layout.order() != b.layout.order()) return false;
+  std::vector<MeshCut> cuts;
+  for (int m : a.layout.order()) cuts.push_back({a.layout[m], a.context->mesh().size(m)});
+  const std::vector<std::optional<Placement>> mapped = map_cuts(a.sizes, b.sizes, cuts);
+  for (size_t i = 0; i < mapped.size(); ++i) {
+    if (mapped[i] != b.layout[a.layout.order()[i]]) return false;
   }
   return true;
 }
 
-// `kept` as the tensor that `meta` and `target` describe, if both are views of the same memory.
+// `kept` as the tensor that `meta` and `target` describe, if both have the same elements.
 std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& meta,
                                   const Spec& target) {
   const Spec& spec = *meta.spec;
   const Spec& source = *kept.source_spec;
-  const at::Tensor& local = meta.local();
-  if (spec.dtype != source.dtype || spec.numel() != source.numel() ||
-      local.storage_offset() != kept.source.storage_offset() || !local.is_alias_of(kept.source) ||
-      local.is_conj() != kept.source.is_conj() || local.is_neg() != kept.source.is_neg()) {
+  if (meta.place != kept.place || spec.dtype != source.dtype || spec.numel() != source.numel()) {
     return std::nullopt;
   }
   const std::optional<Order> order = memory_order(spec);
   const std::optional<Order> source_order = memory_order(source);
   if (!order.has_value() || !source_order.has_value()) return std::nullopt;
   // The same dimensions in another order: W and W.t().
-  const bool aliases_everywhere = kept.source.is_same(local) || kept.cut_evenly;
-  if (aliases_everywhere && permuted(spec.sizes, *order) == permuted(source.sizes, *source_order) &&
+  if (permuted(spec.sizes, *order) == permuted(source.sizes, *source_order) &&
       permuted(spec.layout, *order) == permuted(source.layout, *source_order) &&
       permuted(target.layout, *order) == permuted(kept.spec->layout, *source_order)) {
     return permuted(permuted(kept.local, *source_order), inverse(*order));
@@ -105,24 +101,10 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
                     source.strides == contiguous_strides(source.sizes);
   const Placements reduced = reduction(spec.layout, target.layout);
   if (rows && !reduced.empty() && reduced == reduction(source.layout, kept.spec->layout) &&
-      local.numel() == kept.source.numel()) {
+      are_cut_alike(source, spec)) {
     return kept.local.reshape(array(target.local_sizes));
   }
   return std::nullopt;
-}
-
-bool is_current(const Remembered& kept) {
-  return kept.source._version() == kept.version &&
-         kept.generation == kept.source_spec->context->generation;
-}
-
-// The same handle, a shallow copy of it, or another view that lies alike.
-bool is_of(const Remembered& kept, const DTensorMeta& meta) {
-  const at::Tensor& local = meta.local();
-  if (kept.source.is_same(local)) return true;
-  return kept.cut_evenly && kept.source_spec == meta.spec && local.is_alias_of(kept.source) &&
-         local.storage_offset() == kept.source.storage_offset() &&
-         local.is_conj() == kept.source.is_conj() && local.is_neg() == kept.source.is_neg();
 }
 
 }  // namespace
@@ -130,7 +112,10 @@ bool is_of(const Remembered& kept, const DTensorMeta& meta) {
 const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec) {
   const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
-    if (!is_of(*kept, meta) || !is_current(*kept)) continue;
+    if (kept->place != meta.place || kept->source_spec != meta.spec ||
+        !kept->is_current(meta.context->generation)) {
+      continue;
+    }
     if (spec == nullptr || kept->spec.get() == spec) return &*kept;
   }
   return nullptr;
@@ -139,7 +124,7 @@ const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec) {
 std::optional<at::Tensor> recall(const DTensorMeta& meta, const Spec& target) {
   if (meta.family == nullptr) return std::nullopt;
   for (const Remembered& kept : meta.family->remembered) {
-    if (!is_current(kept)) continue;
+    if (!kept.is_current(meta.context->generation)) continue;
     if (auto found = seen_as(kept, meta, target)) return found;
   }
   return std::nullopt;
@@ -159,17 +144,17 @@ Remember worth_remembering(const Layout& from, const CutOrigins& origins, const 
 }
 
 void remember(DTensorMeta& meta, SpecRef target, at::Tensor local) {
-  if (meta.local().is_inference() || local.is_alias_of(meta.local())) return;
+  if (meta.local().is_inference()) return;
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   auto& list = meta.family->remembered;
   // Slices are not found again by others like them: a bound keeps a loop over them from piling up.
   constexpr size_t kMaxRemembered = 8;
-  std::erase_if(list, [](const Remembered& kept) { return !is_current(kept); });
+  const uint64_t now = meta.context->generation;
+  std::erase_if(list, [&](const Remembered& kept) { return !kept.is_current(now); });
   if (list.size() == kMaxRemembered) list.erase(list.begin());
   int64_t& bytes = meta.context->observation.counters.remembered_bytes;
-  list.emplace_back(meta.local(), meta.spec, std::move(target), std::move(local), bytes);
-  list.back().generation = meta.context->generation;
-  list.back().cut_evenly = is_cut_evenly(*meta.spec);
+  list.emplace_back(meta.place, meta.local(), meta.spec, std::move(target), std::move(local), now,
+                    bytes);
 }
 
 }  // namespace shardweave::dtensor_internal

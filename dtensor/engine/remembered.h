@@ -9,12 +9,14 @@
 // shallow copies (a ViewFamily, tensor_impl.h) share what is remembered; autograd's saved tensors are
 // among them, so that backward gathers no weight again. It lives as long as they do, and is dropped
 // when one of them is written. What is read through a view that only permutes dimensions, or of a
-// Partial that only changes its shape, is found, too.
+// Partial that only changes its shape, is found, too, however unequal the parts of ranks are.
 //
 // All ranks remember the same, for all run the same operators. A write to a local part (to_local())
 // by an operator ends it as well, on the ranks that write; let all ranks do that, or none. A write
-// through an address is not seen. What is found is decided by specs, as all ranks know them: local
-// parts may be views on one rank and copies on another where ranks have unequal parts.
+// through an address is not seen. What is found is decided by specs and places (tensor_impl.h), as
+// all ranks know them: local parts may be views on one rank and copies on another where ranks have
+// unequal parts. For the same reason a part that had to be copied counts its writes with those that
+// are views.
 //
 // Internal to dtensor/.
 #pragma once

@@ -4,6 +4,7 @@
 #include "shardweave/dtensor/engine/remembered.h"
 
 #include <functional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@ namespace shardweave {
 namespace {
 
 using at::Tensor;
+using ::testing::ElementsAre;
 using testing::on_mesh;
 using testing::scattered;
 
@@ -166,6 +168,36 @@ TEST(RememberedTest, RanksWithoutAPartDoAsTheOthersDo) {
   });
 }
 
+// A view that some ranks have to copy: what it has been brought to is found by what it is of, and
+// what is written to local parts ends it on all of them.
+TEST(RememberedTest, CopiesOnSomeRanksEndWithTheViewsOfOthers) {
+  on_mesh({{"x", 3}, {"y", 2}}, [](const MeshPtr& mesh) {
+    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{4, 4, 6}, {2, 3, 4}}) {
+      const Tensor whole = numbers(sizes);
+      const Tensor turned = scattered(whole, mesh, {Replicate(), Partial()}).transpose(1, 2);
+      const Tensor x = redistribute(turned, {Shard(0), Partial()}).transpose(1, 2);
+      const Tensor v = x.view({sizes[0], -1});
+      EXPECT_EQ(to_local(v).is_alias_of(to_local(x)), to_local(x).numel() == 0);
+      expect_value(v.abs(), whole.view({sizes[0], -1}).abs());
+      to_local(x).mul_(2), whole.mul_(2);
+      expect_value(x.abs(), whole.abs());
+    }
+  });
+}
+
+// A view that was brought here, of what has been written in its parts since, is no other's.
+TEST(RememberedTest, WhatWasBroughtForAViewIsItsOwn) {
+  on_mesh({{"x", 3}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 5});
+    const Tensor x = scattered(whole, mesh, {Shard(0), Partial()});
+    const Tensor before = x.select(0, 2);
+    to_local(x).mul_(2), whole.mul_(2);
+    const Tensor after = x.select(0, 2);
+    before.abs();
+    expect_value(after.abs(), whole[2].abs());
+  });
+}
+
 TEST(RememberedTest, ChunksThatAreWrittenAreNotTheTensors) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const Tensor whole = numbers({4, 6});
@@ -242,6 +274,210 @@ TEST(RememberedTest, AWeightIsGatheredOnceAStep) {
     const c10::AutoGradMode no_grad(false);
     linear->forward(distribute_tensor(x0, mesh, Placements{Shard(0)}));
     EXPECT_EQ(dispatch_counters(mesh).remembered_bytes, 0);
+  });
+}
+
+// Collectives of two steps of a layer with a weight of so many rows, of which gradients and the
+// weight are held against one device's.
+std::vector<std::string> sent_by_layer(const std::vector<MeshDim>& dims, int64_t rows,
+                                       const Placements& placements) {
+  std::vector<std::string> sent;
+  on_mesh(dims, [&](const MeshPtr& mesh) {
+    const Tensor w0 = at::sin(numbers({rows, 4})), x0 = at::cos(numbers({12, 4}));
+    Tensor plain = w0.clone().requires_grad_();
+    Tensor w = distribute_tensor(w0, mesh, placements).requires_grad_();
+    Placements whole(placements.size()), batch = whole;
+    batch[0] = Shard(0);
+    torch::optim::SGD ours({w}, 0.01), theirs({plain}, 0.01);
+    for (int step = 0; step < 2; ++step) {
+      const Tensor x = distribute_tensor(x0, mesh, batch);
+      // Something before the layer wants a gradient, so that backward needs the weight.
+      const Tensor q = at::ones({4}, at::kDouble).requires_grad_();
+      const Tensor p = distribute_tensor(q.detach(), mesh, whole).requires_grad_();
+      at::linear(x0 + q, plain).square().sum().backward();
+      {
+        const CommTrace trace(mesh);
+        at::linear(x + p, w).square().sum().backward();
+        if (mesh->coordinate() == Coordinate(dims.size(), 0)) {
+          for (const CommEvent& event : trace.events()) sent.push_back(event.collective);
+        }
+      }
+      expect_value(p.grad(), q.grad());
+      expect_value(w.grad(), plain.grad());
+      ours.step(), theirs.step();
+      expect_value(w.detach(), plain.detach());
+      ours.zero_grad(), theirs.zero_grad();
+      EXPECT_EQ(dispatch_counters(mesh).remembered_bytes, 0) << "after the step";
+    }
+  });
+  return sent;
+}
+
+// Rows that ranks cannot share evenly, and ranks that have none.
+TEST(RememberedTest, AnUnevenWeightIsGatheredOnceAStep) {
+  for (const int64_t ranks : {2, 3, 4}) {
+    for (const int64_t rows : {7, 5, 1}) {
+      SCOPED_TRACE(::testing::PrintToString(std::pair(ranks, rows)));
+      EXPECT_THAT(sent_by_layer({{"dp", ranks}}, rows, {Shard(0)}),
+                  ElementsAre("all_gather", "all_gather"));
+    }
+    std::vector<int64_t> parts(ranks, 0);
+    parts.back() = 7;
+    EXPECT_THAT(sent_by_layer({{"dp", ranks}}, 7, {RaggedShard(0, parts)}),
+                ElementsAre("all_gather", "all_gather"));
+  }
+  const std::vector<MeshDim> two = {{"dp", 2}, {"tp", 2}};
+  for (const Placements& placements :
+       {Placements{Shard(0), Shard(0)}, {Shard(0), Shard(1)}, {Shard(1), Shard(0)}}) {
+    SCOPED_TRACE(to_string(placements));
+    const std::vector<std::string> sent = sent_by_layer(two, 12, placements);
+    for (const int64_t rows : {7, 5}) EXPECT_EQ(sent_by_layer(two, rows, placements), sent);
+  }
+}
+
+// A vocabulary that ranks cannot share evenly: the embedding, the head and both of their gradients.
+TEST(RememberedTest, ATiedTableIsGatheredOnceAStep) {
+  for (const int64_t ranks : {2, 3, 4}) {
+    on_mesh({{"dp", ranks}}, [](const MeshPtr& mesh) {
+      for (const int64_t vocab : {12, 11, 5}) {
+        SCOPED_TRACE(vocab);
+        const Tensor table0 = at::sin(numbers({vocab, 4})).requires_grad_();
+        const Tensor table = distribute_tensor(table0.detach(), mesh, Placements{Shard(0)});
+        table.requires_grad_();
+        const Tensor tokens0 = at::arange(24).remainder(vocab).view({12, 2});
+        const Tensor tokens = distribute_tensor(tokens0, mesh, Placements{Shard(0)});
+        const auto loss_of = [](const Tensor& of, const Tensor& weight) {
+          return at::linear(at::embedding(weight, of).tanh(), weight).log_softmax(-1).sum();
+        };
+        loss_of(tokens0, table0).backward();
+        {
+          const CommTrace trace(mesh);
+          loss_of(tokens, table).backward();
+          EXPECT_COMMS(trace, {{"all_gather", 1}});
+        }
+        expect_value(table.grad(), table0.grad());
+      }
+    });
+  }
+}
+
+// What one rank has is a copy where another has a view, or nothing: all of them hear of a write.
+TEST(RememberedTest, AWriteToAnUnevenWeightEndsItOnAllRanks) {
+  using Write = void (*)(const Tensor& w);
+  const std::pair<const char*, Write> writes[] = {
+      {"mul_", [](const Tensor& w) { w.mul_(2); }},
+      {"a view", [](const Tensor& w) { w.t().mul_(3); }},
+      {"a view of a view", [](const Tensor& w) { w.t().unsqueeze(0).transpose(1, 2).mul_(3); }},
+      {"a row of one rank", [](const Tensor& w) { w[0].zero_(); }},
+      {"the last row", [](const Tensor& w) { w.narrow(0, w.size(0) - 1, 1).zero_(); }},
+      {"a column", [](const Tensor& w) { w.select(1, 2).mul_(5); }},
+      {"a shallow copy", [](const Tensor& w) { w.variable_data().t().add_(1); }},
+      {"the local part",
+       [](const Tensor& w) { is_dtensor(w) ? to_local(w).mul_(2) : Tensor(w).mul_(2); }},
+      {"the local part of a view",
+       [](const Tensor& w) { is_dtensor(w) ? to_local(w.t()).mul_(2) : Tensor(w).mul_(2); }},
+  };
+  for (const auto& [name, write] : writes) {
+    SCOPED_TRACE(name);
+    on_mesh({{"dp", 4}}, [write = write](const MeshPtr& mesh) {
+      for (const int64_t rows : {7, 5, 1}) {
+        const Tensor plain = at::sin(numbers({rows, 4}));
+        const Tensor w = distribute_tensor(plain, mesh, Placements{Shard(0)}).requires_grad_();
+        const Tensor x0 = at::cos(numbers({12, 4}));
+        const Tensor x = distribute_tensor(x0, mesh, Placements{Shard(0)});
+        const auto sent = [&](const Tensor& weight) {
+          const CommTrace trace(mesh);
+          const Tensor y = at::mm(x, weight.t());
+          const size_t n = trace.events().size();
+          expect_value(y.detach(), at::mm(x0, plain.t()));
+          return n;
+        };
+        EXPECT_EQ(sent(w), 1u);
+        EXPECT_EQ(sent(w), 0u);
+        {
+          const c10::AutoGradMode no_grad(false);
+          write(w), write(plain);
+        }
+        EXPECT_EQ(sent(w), 1u);
+        EXPECT_EQ(sent(w.t().t()), 0u);
+      }
+    });
+  }
+}
+
+TEST(RememberedTest, OtherPartsOfAnUnevenWeightAreOthers) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor plain = at::sin(numbers({7, 6}));
+    const Tensor w = distribute_tensor(plain, mesh, Placements{Shard(0)}).requires_grad_();
+    const Tensor x0 = at::cos(numbers({8, 8}));
+    const Tensor x = distribute_tensor(x0, mesh, Placements{Shard(0)});
+    const auto expect_product = [&](const Tensor& ours, const Tensor& theirs) {
+      const int64_t n = theirs.size(1);
+      expect_value(at::mm(x.narrow(1, 0, n), ours.t()).detach(),
+                   at::mm(x0.narrow(1, 0, n), theirs.t()));
+    };
+    for (int twice = 0; twice < 2; ++twice) {
+      for (const int64_t at : {0, 2, 1, 3}) {
+        expect_product(w.narrow(1, at, 3), plain.narrow(1, at, 3));
+        expect_product(w.narrow(0, at, 3), plain.narrow(0, at, 3));
+        expect_product(w.narrow(0, at, 3).t(), plain.narrow(0, at, 3).t());
+        expect_product(w.narrow(0, at, 3).narrow(1, at, 3),
+                       plain.narrow(0, at, 3).narrow(1, at, 3));
+      }
+      expect_product(w.as_strided({7, 6}, {1, 7}), plain.as_strided({7, 6}, {1, 7}));
+      expect_product(w.as_strided({6, 6}, {6, 1}, 6), plain.as_strided({6, 6}, {6, 1}, 6));
+      expect_product(w.as_strided({6, 6}, {6, 1}, 0), plain.as_strided({6, 6}, {6, 1}, 0));
+      expect_product(w.detach().narrow(1, 2, 3).t_(), plain.narrow(1, 2, 3).t());
+      expect_product(w, plain);
+      expect_product(w.t(), plain.t());
+      // Views that one rank alone takes make no difference.
+      if (mesh->coordinate()[0] == 0) at::_neg_view(w).t();
+    }
+  });
+}
+
+TEST(RememberedTest, WhatMovesToOtherMemoryHasNothingInCommonWithItsViews) {
+  on_mesh({{"dp", 3}}, [](const MeshPtr& mesh) {
+    const Tensor plain = at::sin(numbers({7, 4})), x0 = at::cos(numbers({6, 4}));
+    const Tensor w = distribute_tensor(plain, mesh, Placements{Shard(0)}).requires_grad_();
+    const Tensor x = distribute_tensor(x0, mesh, Placements{Shard(0)});
+    const Tensor view = w.t();
+    dtensor_internal::DTensorMeta& meta = dtensor_internal::meta_of(w);
+    meta.move_to(meta.local().clone());  // as fully_shard() does
+    {
+      const c10::AutoGradMode no_grad(false);
+      w.mul_(2);
+    }
+    for (int twice = 0; twice < 2; ++twice) {
+      expect_value(at::mm(x, view).detach(), at::mm(x0, plain.t()));
+      expect_value(at::mm(x, w.t()).detach(), at::mm(x0, plain.t() * 2));
+    }
+  });
+}
+
+// The same memory, seen as something else.
+TEST(RememberedTest, OtherValuesOfTheMemoryAreOthers) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = at::complex(numbers({5, 3}), numbers({5, 3}).neg().add(4));
+    const Tensor x = scattered(whole, mesh, {Partial()});
+    std::vector<std::pair<Tensor, Tensor>> views;  // before anything is remembered of x
+    for (Tensor (*const seen)(const Tensor&) : std::initializer_list<Tensor (*)(const Tensor&)>{
+             [](const Tensor& t) { return t.alias(); },
+             [](const Tensor& t) { return t.conj(); },
+             [](const Tensor& t) { return t.conj().t(); },
+             [](const Tensor& t) { return at::_neg_view(t); },
+             [](const Tensor& t) { return at::imag(t); },
+             [](const Tensor& t) { return at::imag(t.conj()); },
+             // Both begin at 6, of complex numbers or of real ones.
+             [](const Tensor& t) { return at::view_as_real(t.narrow(0, 2, 2)); },
+             [](const Tensor& t) { return at::view_as_real(t).narrow(0, 1, 2); },
+         }) {
+      views.emplace_back(seen(x), seen(whole));
+    }
+    for (int twice = 0; twice < 2; ++twice) {
+      for (const auto& [ours, theirs] : views) expect_value(ours * ours, theirs * theirs);
+      for (const auto& [ours, theirs] : views) expect_value(ours.exp(), theirs.exp());
+    }
   });
 }
 

@@ -71,10 +71,9 @@ void FsdpUnit::summon(bool read_only) {
       const at::Tensor tensor = parameters_[i].tensor();
       if (!tensor.defined()) continue;
       DTensorMeta& meta = meta_of(tensor);
-      meta.part = LocalPart(row_.whole_of(flat, i));
+      meta.move_to(row_.whole_of(flat, i));
       meta.spec = whole_spec(i);
       meta.family->parameter = meta.spec;
-      meta.family->remembered.clear();
     }
     summoned_ = std::make_unique<Summoned>();
     summoned_->flat = std::move(flat);
@@ -103,10 +102,9 @@ void FsdpUnit::dismiss(bool read_only, bool keeps) {
     place.unsafeGetTensorImpl()->set_version_counter(
         shard_.unsafeGetTensorImpl()->version_counter());
     DTensorMeta& meta = meta_of(tensor);
-    meta.part = LocalPart(place);
+    meta.move_to(place);
     meta.spec = row_[i].kept;
     meta.family->parameter = meta.spec;
-    meta.family->remembered.clear();
     // Autograd, which may have saved it. (Writes may have come past operators.)
     if (summoned->keeps && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   }

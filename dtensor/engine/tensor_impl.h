@@ -22,27 +22,43 @@ namespace shardweave::dtensor_internal {
 
 using shardweave::is_dtensor;
 
+// Where the elements of a tensor begin, as they would on one device. Two members of a ViewFamily
+// with one place, dtype, sizes and strides have the same elements, whatever their parts are: views
+// on one rank, copies on another, empty on a third. So all ranks say alike whether two are one.
+struct Place {
+  // Of several that a family may have: a copy that was brought for a view is one.
+  int64_t memory = 0;
+  int64_t begin = 0;  // in it, in elements
+  friend bool operator==(const Place&, const Place&) = default;
+};
+
 // A tensor as it was brought elsewhere (remembered.h).
 struct Remembered {
-  Remembered(at::Tensor source_in, SpecRef source_spec_in, SpecRef spec_in, at::Tensor local_in,
-             int64_t& bytes)
-      : source(std::move(source_in)),
-        version(source._version()),
+  Remembered(Place place_in, const at::Tensor& source, SpecRef source_spec_in, SpecRef spec_in,
+             at::Tensor local_in, uint64_t generation_in, int64_t& bytes)
+      : place(place_in),
+        versions(source.unsafeGetTensorImpl()->version_counter()),
+        version(versions.current_version()),
         source_spec(std::move(source_spec_in)),
         spec(std::move(spec_in)),
         local(std::move(local_in)),
+        generation(generation_in),
         counted(&bytes, Uncount{static_cast<int64_t>(local.nbytes())}) {
     bytes += static_cast<int64_t>(local.nbytes());
   }
 
-  at::Tensor source;  // the local part that it was made of,
-  int64_t version;    // as it was then
+  // With the generation of the mesh now.
+  bool is_current(uint64_t now) const {
+    return versions.current_version() == version && generation == now;
+  }
+
+  Place place;                    // of what it was made of,
+  c10::VariableVersion versions;  // whose local part has been written so often
+  uint32_t version;               // then
   SpecRef source_spec;
   SpecRef spec;
   at::Tensor local;
-  uint64_t generation = 0;  // of the mesh, then
-  // Every rank has an equal part, so that what is a view of it on one is a view on all.
-  bool cut_evenly = false;
+  uint64_t generation;  // of the mesh (mesh_context.h), then
 
  private:
   struct Uncount {
@@ -71,6 +87,11 @@ struct ViewFamily {
   std::shared_ptr<const ForwardLayouts> forward;  // what a plan says of its module (forward_plan.h)
   std::shared_ptr<const Resting> resting;         // null: no unit has the parameter
   std::vector<Remembered> remembered;
+  // A rank that alone takes a view may have more: they are compared for equality.
+  int64_t memories = 1;
+
+  // For a member that has its elements with none of those so far, as far as anybody knows.
+  Place new_place() { return {memories++}; }
 };
 struct Detour;  // detour.h
 
@@ -85,10 +106,19 @@ struct DTensorMeta final : c10::BackendMeta {
     if (family == nullptr) family = std::make_shared<ViewFamily>();
     auto copy = c10::make_intrusive<DTensorMeta>(part, spec, context);
     copy->family = family;
+    copy->place = place;
     copy->detour = detour;
     copy->provenance = provenance;
     copy->provenance_writes = provenance_writes;
     return copy;
+  }
+
+  // Goes to other memory. Views and copies stay where they are.
+  void move_to(at::Tensor local) {
+    part = LocalPart(std::move(local));
+    if (family == nullptr) return;
+    place = family->new_place();
+    family->remembered.clear();
   }
 
   // Sets where the value comes from.
@@ -107,6 +137,7 @@ struct DTensorMeta final : c10::BackendMeta {
   std::shared_ptr<MeshContext> context;   // keeps the mesh alive
   // Shared with all views and shallow copies of it; null: there are none.
   mutable std::shared_ptr<ViewFamily> family;
+  Place place;                           // in the family
   std::shared_ptr<const Detour> detour;  // null: no view, or one that aliases its base
   // Of this very tensor, and no copy's: autograd saves copies of results, and what was brought leads
   // back to what has saved them.

@@ -278,8 +278,10 @@ void set_(const c10::OperatorHandle& op, c10::Stack& stack) {
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   const std::shared_ptr<ViewFamily> family = meta.family;
   const std::shared_ptr<const Detour> detour = meta.detour;
+  const Place place = meta.place;
   convert_in_place(self, meta.local(), meta.spec, meta.context);
   meta_of(self).family = family;
+  meta_of(self).place = place;
   meta_of(self).detour = detour;
   meta_of(self).came_from(provenance_of(meta));
   call.finish({self});

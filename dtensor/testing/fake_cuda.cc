@@ -152,9 +152,8 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
     gpu().enqueue(s.device_index(), stream, [done = its.done] { done.wait(); });
   }
   bool queryEvent(void* event) const override {
-    return event == nullptr ||
-           static_cast<Event*>(event)->done.wait_for(std::chrono::seconds(0)) ==
-               std::future_status::ready;
+    return event == nullptr || static_cast<Event*>(event)->done.wait_for(std::chrono::seconds(0)) ==
+                                   std::future_status::ready;
   }
   void synchronizeEvent(void* event) const override {
     host_waits_for(device_here);
@@ -225,7 +224,8 @@ struct CapturedPiece {
 std::mutex of_captures_mutex;
 std::vector<std::shared_ptr<CapturedPiece>> of_captures[kDevices];  // guarded by it
 
-void* captured_memory(c10::DeviceIndex device, size_t bytes, std::shared_ptr<CapturedPiece>& piece) {
+void* captured_memory(c10::DeviceIndex device, size_t bytes,
+                      std::shared_ptr<CapturedPiece>& piece) {
   const std::lock_guard lock(of_captures_mutex);
   auto& pieces = of_captures[device];
   const auto free = std::find_if(pieces.begin(), pieces.end(), [&](const auto& its) {
@@ -256,8 +256,8 @@ class FakeAllocator final : public c10::Allocator {
     if (bytes == 0) return {nullptr, device};
     const bool captures = is_captured(device_here);
     std::shared_ptr<CapturedPiece> piece;
-    void* const memory = captures ? captured_memory(device_here, bytes, piece)
-                                  : gpu().allocate(device_here, bytes);
+    void* const memory =
+        captures ? captured_memory(device_here, bytes, piece) : gpu().allocate(device_here, bytes);
     TORCH_CHECK(memory != nullptr, "CUDA out of memory (of the fake): ", bytes, " bytes");
     if (captures) {
       return {memory, new std::shared_ptr<CapturedPiece>(piece), &release_captured, device};
@@ -752,7 +752,8 @@ class HostCall {
 
   // What has been called for its shapes, on numbers that are not there yet, is called in each replay.
   void capture(c10::Stack given, const std::vector<Operand>& operands) {
-    std::vector<std::pair<at::Tensor, at::Tensor>> written;  // on the device, as the host reaches it
+    std::vector<std::pair<at::Tensor, at::Tensor>>
+        written;  // on the device, as the host reaches it
     for (const Operand& o : operands) {
       if (o.written) written.emplace_back(reached(o.there), o.here);
     }
@@ -872,8 +873,8 @@ class HostCall {
   at::Tensor to_device(const at::Tensor& result) {
     if (!result.defined()) return result;
     if (is_captured(device_->index()) && is_new(result)) {
-      const at::Tensor there = empty_strided(result.sizes(), result.strides(),
-                                             result.scalar_type(), {}, *device_, {});
+      const at::Tensor there =
+          empty_strided(result.sizes(), result.strides(), result.scalar_type(), {}, *device_, {});
       if (result.is_conj()) there._set_conj(true);
       if (result.is_neg()) there._set_neg(true);
       return there;

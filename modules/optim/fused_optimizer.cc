@@ -193,19 +193,21 @@ struct FusedOptimizer::Captured {
   static void check(size_t parameter, const Options& options, bool is_first_step,
                     c10::Device device) {
     const auto refuse = [&](const absl::Status& why) {
-      throw Error(kFusedOptimizer, absl::Status(why.code(), str_cat("parameter ", parameter, ": ",
-                                                                    why.message())));
+      throw Error(kFusedOptimizer,
+                  absl::Status(why.code(), str_cat("parameter ", parameter, ": ", why.message())));
     };
     if (communicates(options) || std::holds_alternative<LionOptions>(options)) {
       refuse(absl::UnimplementedError(
           "steps of Lion, Adafactor and Muon are not captured: step after the replay"));
     }
     if (is_first_step) {
-      refuse(absl::FailedPreconditionError(
-          "the first step of SGD with dampening is not like those that follow: capture a later one"));
+      refuse(
+          absl::FailedPreconditionError("the first step of SGD with dampening is not like those "
+                                        "that follow: capture a later one"));
     }
     if (device.is_cpu()) {
-      refuse(absl::FailedPreconditionError("it is on the CPU, in a step that is captured on a GPU"));
+      refuse(
+          absl::FailedPreconditionError("it is on the CPU, in a step that is captured on a GPU"));
     }
   }
 
@@ -231,8 +233,8 @@ struct FusedOptimizer::Captured {
     for (const at::Tensor& parameter : parameters) part_written(parameter, kFusedOptimizer);
   }
 
-  std::vector<at::Tensor> counted;                         // of the host
-  std::vector<std::pair<at::Tensor, at::Tensor>> shown;    // of those, and where
+  std::vector<at::Tensor> counted;                       // of the host
+  std::vector<std::pair<at::Tensor, at::Tensor>> shown;  // of those, and where
   std::vector<std::pair<std::shared_ptr<double>, at::Tensor>> lrs;
   std::vector<at::Tensor> parameters;
 };

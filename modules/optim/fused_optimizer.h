@@ -158,8 +158,8 @@ class FusedOptimizer {
   std::vector<at::Tensor> parameters_;
   std::vector<Options> groups_;
   std::vector<std::shared_ptr<double>> captured_lrs_;  // of the groups, for replays; null: none
-  mutable std::vector<State> states_;  // made on first use
-  std::vector<size_t> state_indices_;  // by parameter
+  mutable std::vector<State> states_;                  // made on first use
+  std::vector<size_t> state_indices_;                  // by parameter
 };
 
 }  // namespace shardweave

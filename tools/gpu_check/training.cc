@@ -257,7 +257,8 @@ void check_captured(Session& session, Check& check) {
     }
     for (int i = 1; i < 3; ++i) {
       captured->replay();
-      check.expect(at::equal(on_host(drawn), called[i]), "a replay draws other numbers than a call");
+      check.expect(at::equal(on_host(drawn), called[i]),
+                   "a replay draws other numbers than a call");
     }
     check.expect(at::equal(on_host(draw()), called[3]), "a call after it draws other numbers");
     check.fact("random numbers", "those of calls, to the bit");
@@ -297,8 +298,7 @@ void check_captured(Session& session, Check& check) {
   for (size_t i = 0; i < ways.size(); ++i) {
     check.figure({.name = ways[i].first, .value = median(seconds[i]) * 1e3, .unit = "ms"});
   }
-  check.figure(
-      {.name = "called / replayed", .value = median(seconds[1]) / median(seconds[2])});
+  check.figure({.name = "called / replayed", .value = median(seconds[1]) / median(seconds[2])});
   check.looked_at(absl::StrCat(kBeforeCapture, " steps of AdamW, and ", kSteps - kBeforeCapture,
                                " replays; speed with dim ", small.dim, ", ", small.layers,
                                " layers, 4 x 64 words"));
