@@ -1,11 +1,11 @@
 // A step of training on a GPU that is captured once and replayed: the GPU runs its kernels and
 // collectives again, and the host does nothing for each of them (a CUDA graph).
 //
-//   for (int i = 0; i < 3; ++i) train();          // as ever: what is made at first use is there
+//   for (int i = 0; i < 3; ++i) train();  // as ever: what is made at first use is there
 //   CapturedStep step = CapturedStep::capture(mesh, model->parameters(), train);
-//   while (next_batch(words)) {                    // words.copy_(...): inputs are where they were
+//   while (next_batch(words)) {  // words.copy_(...): inputs are where they were
 //     step.replay();
-//     if (++n % 100 == 0) log(loss.item<float>());  // and so are results
+//     if (++n % 100 == 0) std::cout << loss.item<float>() << "\n";  // and so are results
 //   }
 //
 // capture() calls the step once. Nothing of it runs then: the first replay is the first time. All

@@ -1,4 +1,4 @@
-"""The figures of gpu_check's dispatch, block and memory checks, of PyTorch's DTensor and FSDP2 on one GPU, as JSON.
+"""The figures of gpu_check's dispatch, block and captured-step checks, of PyTorch's DTensor and FSDP2 on one GPU, as JSON.
 
 python torch_gpu.py            (needs torch with CUDA; one process, one GPU)
 
@@ -19,6 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_module, distri
 
 DISPATCH_BATCHES, DISPATCH_CALLS = 41, 200
 DIM, HEADS, BATCH, LENGTH, REPEATS = 4096, 32, 4, 1024, 20
+SMALL_DIM, SMALL_HEADS, SMALL_LAYERS, SMALL_BATCH, SMALL_LENGTH, WORDS = 256, 4, 4, 4, 64, 256
 
 
 class Block(nn.Module):
@@ -40,6 +41,20 @@ class Block(nn.Module):
             mixed = torch.softmax(q @ k.transpose(2, 3) * (1 / math.sqrt(dim // self.heads)), -1) @ v
         y = x + self.o(mixed.transpose(1, 2).reshape(batch, length, dim))
         return y + self.down(nn.functional.gelu(self.up(self.norm2(y))))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, SMALL_DIM)
+        self.blocks = nn.ModuleList(Block(SMALL_DIM, SMALL_HEADS, False) for _ in range(SMALL_LAYERS))
+        self.norm, self.head = nn.LayerNorm(SMALL_DIM), nn.Linear(SMALL_DIM, WORDS)
+
+    def forward(self, words):
+        x = self.embed(words)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
 
 
 def fill(module):
@@ -135,6 +150,59 @@ def block(mesh, fused_attention):
             "fully_shard / plain": result["fully_shard"] / result["plain"]}
 
 
+def captured(mesh):
+    """A step of a small model (AdamW, fused): called, and replayed as a CUDA graph."""
+    words = (torch.arange(SMALL_BATCH * SMALL_LENGTH) * 7 % WORDS).view(SMALL_BATCH, SMALL_LENGTH).cuda()
+    target = (words + 1) % WORDS
+
+    def make(distributed):
+        model = Transformer()
+        fill(model)
+        model.cuda()
+        given, wanted = words, target
+        if distributed:
+            distribute_module(model, mesh)
+            given, wanted = (distribute_tensor(t, mesh, [Replicate()]) for t in (words, target))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, fused=True, capturable=True)
+
+        def step():
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(given).view(-1, WORDS), wanted.view(-1)).backward()
+            optimizer.step()
+        return step
+
+    def replayed(distributed):
+        step = make(distributed)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            step()
+        return graph.replay
+
+    ways = {"plain": lambda: make(False), "plain, replayed": lambda: replayed(False),
+            "DTensor": lambda: make(True), "DTensor, replayed": lambda: replayed(True)}
+    result = {}
+    for name, prepare in ways.items():
+        try:
+            run, seconds = prepare(), []
+            for i in range(12):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                for _ in range(10):
+                    run()
+                torch.cuda.synchronize()
+                if i >= 2:
+                    seconds.append((time.perf_counter() - begin) / 10)
+            result[name + "_ms"] = statistics.median(seconds) * 1e3
+        except Exception as error:  # what is not to be captured there
+            result[name] = {"error": str(error)[:300]}
+    return result
+
+
 def main():
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     torch.cuda.set_device(0)
@@ -142,7 +210,8 @@ def main():
     dist.init_process_group("nccl")
     mesh = init_device_mesh("cuda", (1,))
     print(json.dumps({"torch": torch.__version__, "gpu": torch.cuda.get_device_name(0), "dispatch": dispatch(mesh),
-                      "block": block(mesh, True), "block of matmuls": block(mesh, False)}, indent=1))
+                      "block": block(mesh, True), "block of matmuls": block(mesh, False),
+                      "captured step": captured(mesh)}, indent=1))
     dist.destroy_process_group()
 
 

@@ -22,6 +22,7 @@
 #include "shardweave/comm/work.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/activation_checkpoint.h"
+#include "shardweave/dtensor/captured_step.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/compat/sharded_tensor.h"
 #include "shardweave/dtensor/cost_model.h"
@@ -884,6 +885,19 @@ absl::Status gpus_of_all_ranks(const Model& model) {
   model->to(at::kCUDA);
   fully_shard(*model, *mesh);  // and on as on the CPU
   return absl::OkStatus();
+}
+
+bool next_batch(const at::Tensor& words);
+
+void captured_steps(const MeshPtr& mesh, const Model& model, const std::function<void()>& train,
+                    const at::Tensor& words, const at::Tensor& loss) {
+  int n = 0;
+  for (int i = 0; i < 3; ++i) train();  // as ever: what is made at first use is there
+  CapturedStep step = CapturedStep::capture(mesh, model->parameters(), train);
+  while (next_batch(words)) {  // words.copy_(...): inputs are where they were
+    step.replay();
+    if (++n % 100 == 0) std::cout << loss.item<float>() << "\n";  // and so are results
+  }
 }
 
 }  // namespace shardweave::header_examples
