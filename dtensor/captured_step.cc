@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "ATen/autocast_mode.h"
 #include "ATen/ops/zeros.h"
 #include "c10/core/Event.h"
 #include "c10/core/StreamGuard.h"
@@ -15,6 +16,7 @@
 #include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/tensor_work.h"
 #include "torch/csrc/autograd/function.h"
@@ -43,15 +45,16 @@ void accumulate_on_current_stream(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-void check(const MeshContext& context, const std::vector<at::Tensor>& parameters,
-           const std::optional<c10::Device>& device) {
+void check_not_capturing(const MeshContext& context) {
+  if (Capture::current() == nullptr && context.capture == nullptr) return;
+  throw Error(kCapture, absl::FailedPreconditionError("a step is being captured already"));
+}
+
+void check(const std::vector<at::Tensor>& parameters, const std::optional<c10::Device>& device) {
   const auto refuse = [](absl::Status why) { throw Error(kCapture, std::move(why)); };
   if (!device.has_value()) {
     refuse(absl::FailedPreconditionError(
         "a step is captured on a GPU, and LibTorch has no CUDA here: load_cuda() comes first"));
-  }
-  if (Capture::current() != nullptr || context.capture != nullptr) {
-    refuse(absl::FailedPreconditionError("a step is being captured already"));
   }
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].defined() || parameters[i].device() != *device) {
@@ -65,11 +68,41 @@ void check(const MeshContext& context, const std::vector<at::Tensor>& parameters
 
 }  // namespace
 
+// What capture() changes of the parameters' gradients, and of the nodes that add them up.
+class CapturedStep::Gradients {
+ public:
+  explicit Gradients(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
+    for (const at::Tensor& p : parameters_) before_.push_back(p.grad());
+  }
+  // The capture is complete: `parameters` have those that replays write.
+  void keep() {
+    for (const at::Tensor& p : parameters_) captured_.push_back(p.grad());
+  }
+  // It is not: what they have now holds nothing.
+  void put_back() const {
+    for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = before_[i];
+  }
+  // After a replay. Of those that the step does not have, as they are.
+  void show() const {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (captured_[i].defined()) parameters_[i].mutable_grad() = captured_[i];
+    }
+  }
+
+ private:
+  const std::vector<at::Tensor> parameters_;
+  // Kept: a step that does not make its gradients anew adds to these.
+  std::vector<at::Tensor> before_, captured_;
+};
+
 struct CapturedStep::State {
-  State(MeshPtr mesh_in, std::shared_ptr<MeshContext> context_in, c10::Device device_in)
+  State(MeshPtr mesh_in, std::shared_ptr<MeshContext> context_in, c10::Device device_in,
+        const std::vector<at::Tensor>& parameters)
       : mesh(std::move(mesh_in)),
         context(std::move(context_in)),
         device(device_in),
+        number(++context->captures),
+        gradients(parameters),
         capture(*context, device),
         watched(at::zeros({1}, at::TensorOptions(at::kInt).device(device))) {}
   // Its memory is another's from then on.
@@ -80,7 +113,41 @@ struct CapturedStep::State {
     }
   }
 
+  // Whatever happens, nothing is left half captured: on the captured stream.
+  void record(const std::function<void()>& step) {
+    graph->begin();
+    std::exception_ptr error;
+    const auto attempt = [&](const std::function<void()>& part) {
+      try {
+        part();
+      } catch (...) {
+        if (error == nullptr) error = std::current_exception();
+      }
+    };
+    {
+      const Capture::Scope scope(capture);
+      attempt(step);
+      // What is whole was gathered in the graph, and what is under way is to end in it.
+      attempt([&] {
+        if (context->fsdp != nullptr) context->fsdp->reshard();
+      });
+      attempt([&] { throw_if_error(context->on_device.wait_on(current_stream(device))); });
+    }
+    bool is_complete = false;
+    attempt([&] {
+      graph->end();
+      is_complete = true;
+    });
+    // LibTorch has not let go of one that was spoilt.
+    if (!is_complete) static_cast<void>(graph.release());
+    if (error != nullptr) std::rethrow_exception(error);
+  }
+
   void replay() {
+    if (context->capture != nullptr) {
+      throw Error(
+          absl::FailedPreconditionError("a step is being captured; none is replayed in it"));
+    }
     throw_if_error(context->on_device.wait_on(current_stream(device)));
     for (const Communicator* group : capture.groups()) throw_if_error(group->health());
     // What is whole has the weights of before.
@@ -89,25 +156,38 @@ struct CapturedStep::State {
     graph->replay();
     ++context->generation;
     ++replays;
+    gradients.show();
     if (!last.has_value()) last.emplace(c10::kCUDA);
     const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
     last->record(cuda.getStream(device));
     // Whoever does not come to it is found missing, by the time an operation has.
     const Buffer word = comm_buffer(watched);
     for (Communicator* group : capture.groups()) {
-      const TensorWork work(*context,
-                            group->all_reduce(word, word, ReduceOp::kMax,
-                                              {.tag = "captured step",
-                                               .fingerprint = static_cast<uint64_t>(replays),
-                                               .stream = current_stream(device)}),
-                            device);
+      const TensorWork work(
+          *context,
+          group->all_reduce(word, word, ReduceOp::kMax,
+                            {.tag = "captured step",
+                             .fingerprint = mix(number, static_cast<uint64_t>(replays)),
+                             .stream = current_stream(device)}),
+          device);
       throw_if_error(work.wait());
     }
+  }
+
+  // What all ranks have alike.
+  std::vector<uint64_t> sums() const {
+    std::vector<uint64_t> result = {number, capture.draws(), capture.groups().size()};
+    for (const Communicator* group : capture.groups()) {
+      result.push_back(checksum(static_cast<uint64_t>(group->size()), group->name()));
+    }
+    return result;
   }
 
   const MeshPtr mesh;
   const std::shared_ptr<MeshContext> context;
   const c10::Device device;
+  const uint64_t number;  // of the captures on this mesh
+  Gradients gradients;
   std::unique_ptr<CudaGraph> graph;
   Capture capture;
   const at::Tensor watched;
@@ -118,11 +198,11 @@ struct CapturedStep::State {
 CapturedStep CapturedStep::capture(const MeshPtr& mesh, const std::vector<at::Tensor>& parameters,
                                    const std::function<void()>& step, std::source_location where) {
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
+  check_not_capturing(*context);
   Agreement agreement(*context, {.name = kCapture, .where = where});
   std::optional<c10::Device> device;
   if (has_cuda()) device = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
-  check(*context, parameters, device);
-  const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+  check(parameters, device);
   const std::string_view backend = mesh->world()->backend_name();
   if (mesh->mesh().size() > 1 && backend != "nccl") {
     throw Error(kCapture, absl::FailedPreconditionError(str_cat(
@@ -132,49 +212,37 @@ CapturedStep CapturedStep::capture(const MeshPtr& mesh, const std::vector<at::Te
   absl::StatusOr<std::unique_ptr<CudaGraph>> graph = CudaGraph::create();
   if (!graph.ok()) throw Error(kCapture, graph.status());
 
-  auto state = std::make_unique<State>(mesh, context, *device);
+  auto state = std::make_unique<State>(mesh, context, *device, parameters);
+  state->graph = *std::move(graph);
   if (has_random_kernels()) load_random_kernels(device->index()).IgnoreError();
-  throw_if_error(context->on_device.wait());
+  context->before_host_reads();
   if (context->fsdp != nullptr) context->fsdp->reshard();
+  at::autocast::clear_cache();  // a replay casts anew
+  const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
   cuda.synchronizeDevice(device->index());
-
-  // What was on the default stream is there; a capture wants another one.
-  {
-    const c10::StreamGuard on(cuda.getStreamFromGlobalPool(*device));
-    accumulate_on_current_stream(parameters);
-    (*graph)->begin();
-    std::exception_ptr error;
+  try {
     {
-      const Capture::Scope scope(state->capture);
-      try {
-        step();
-        if (context->fsdp != nullptr) context->fsdp->reshard();
-        throw_if_error(context->on_device.wait_on(current_stream(*device)));
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }
-    try {
-      (*graph)->end();
-    } catch (...) {
-      if (error == nullptr) error = std::current_exception();
-    }
-    if (error != nullptr) {
-      const c10::StreamGuard back(on.original_stream());
+      // What was on the default stream is there; a capture wants another one.
+      const c10::StreamGuard on(cuda.getStreamFromGlobalPool(*device));
       accumulate_on_current_stream(parameters);
-      std::rethrow_exception(error);
+      state->record(step);
     }
+    const std::optional<Difference> differs = agreement.reach(state->sums());
+    if (differs.has_value()) {
+      throw Error(kCapture, absl::InvalidArgumentError(str_cat(
+                                "ranks ", differs->ranks[0], " and ", differs->ranks[1],
+                                " have captured different steps: they draw, or communicate, "
+                                "unlike each other")));
+    }
+  } catch (...) {
+    accumulate_on_current_stream(parameters);
+    at::autocast::clear_cache();
+    state->gradients.put_back();
+    throw;
   }
   accumulate_on_current_stream(parameters);
-  state->graph = *std::move(graph);
-  const std::optional<Difference> differs =
-      agreement.reach({state->capture.draws(), state->capture.groups().size()});
-  if (differs.has_value()) {
-    throw Error(kCapture, absl::InvalidArgumentError(str_cat(
-                              "ranks ", differs->ranks[0], " and ", differs->ranks[1],
-                              " have captured different steps: they draw, or communicate, unlike "
-                              "each other")));
-  }
+  at::autocast::clear_cache();
+  state->gradients.keep();
   return CapturedStep(std::move(state));
 }
 
@@ -184,6 +252,9 @@ CapturedStep::CapturedStep(CapturedStep&&) noexcept = default;
 CapturedStep& CapturedStep::operator=(CapturedStep&&) noexcept = default;
 
 void CapturedStep::replay() {
+  if (state_ == nullptr) {
+    throw Error(kReplay, absl::FailedPreconditionError("the captured step was moved away"));
+  }
   try {
     state_->replay();
   } catch (const Error& error) {
@@ -192,7 +263,7 @@ void CapturedStep::replay() {
 }
 
 int64_t CapturedStep::replays() const {
-  return state_->replays;
+  return state_ == nullptr ? 0 : state_->replays;
 }
 
 }  // namespace shardweave

@@ -16,9 +16,15 @@
 // Hooks, observers and counters see the step once. No number of it may be wanted by the host
 // (.item(), clip_grad_norm(), GradScaler): that is an error.
 //
-// What the step allocates stays the graph's as long as the CapturedStep is there: its results and the
-// gradients hold the numbers of the last replay. Tensors that it only reads (inputs, weights) must stay
-// where they are, and live.
+// What the step allocates stays the graph's as long as the CapturedStep is there: its results hold the
+// numbers of the last replay, as do the gradients of `parameters`, which each replay makes their .grad
+// again. So a step may end before the optimizer, whose step() comes after the replay. Gradients are
+// made anew in it: zero_grad() comes before backward(), in the step. Tensors that it only reads (inputs,
+// weights) must stay where they are, and live.
+//
+// What is used for the first time in the step is refused where a replay would make it anew: units of
+// fully_shard(), an optimizer's state, plain tensors that the ranks have not compared. Take a step
+// before. Everything in it is on the one mesh (not on slices of it), and no gradient hook works in it.
 //
 // All ranks of the mesh capture the same step, and replay it equally often: each replay is followed by
 // a small collective of every group that it communicates in, by which they compare that, and by which
@@ -58,6 +64,7 @@ class CapturedStep {
   int64_t replays() const;
 
  private:
+  class Gradients;
   struct State;
   explicit CapturedStep(std::unique_ptr<State> state);
 

@@ -119,9 +119,8 @@ class OfMesh {
       if (first) counted.push_back(p.local);
     }
     Sum sum(norm_type);
-    if (context_->on_device.captured) throw_if_error(context_->on_device.wait());
+    context_->before_host_reads();
     sum.add(counted);
-    throw_if_error(context_->on_device.wait());
     const About about(*context_, provenance);
     if (!cutting.empty()) sum.reduce(*context_, cutting, cause);
     return sum.power();

@@ -242,6 +242,78 @@ TEST(CapturedStepTest, WhatIsRememberedIsOfTheLastReplay) {
   });
 }
 
+// Forward and backward alone; the optimizer's step comes after the replay.
+TEST(CapturedStepTest, GradientsAreThoseOfTheLastReplay) {
+  on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor w = distribute_tensor(at::ones({4}).to(at::kCUDA), mesh, {Replicate()});
+    at::Tensor x = distribute_tensor(at::ones({4}).to(at::kCUDA), mesh, {Shard(0)});
+    w.requires_grad_();
+    const auto gradient = [&] {
+      w.mutable_grad() = at::Tensor();
+      (w * x).sum().backward();
+      w.mutable_grad() = redistribute(w.grad(), {Replicate()});
+    };
+    const auto is = [&](float value) {
+      EXPECT_TRUE(at::equal(host(w.grad()), at::full({4}, value))) << host(w.grad());
+    };
+    gradient();
+    is(1);
+    CapturedStep step = CapturedStep::capture(mesh, {w}, gradient);
+    for (float value : {2.0F, 3.0F}) {
+      const c10::AutoGradMode no_grad(false);
+      x.add_(1);
+      w.mutable_grad() = at::Tensor();  // an optimizer's zero_grad()
+      step.replay();
+      is(value);
+    }
+    gradient();  // as ever
+    is(3);
+    step.replay();
+    is(3);
+  });
+}
+
+TEST(CapturedStepErrorTest, AFailedCaptureLeavesNothingBehind) {
+  const FakeGpuScript script = {.delay_microseconds = 500, .calls_go_on = true, .looks = 20};
+  on_gpus(
+      {{"dp", 2}},
+      [](const MeshPtr& mesh) {
+        nn::Linear net(kDim, kHidden);
+        net->to(at::kCUDA);
+        fully_shard(*net, mesh, {.reshard_after_forward = false});
+        const at::Tensor x =
+            distribute_tensor(at::ones({kBatch, kDim}).to(at::kCUDA), mesh, {Shard(0)});
+        const auto step = [&] {
+          net->zero_grad();
+          net(x).sum().backward();
+          finish_grad_sync(*net);
+        };
+        step();
+        const at::Tensor y = host(net(x).detach()), grad = host(net->weight.grad());
+        for (const bool in_the_middle : {true, false}) {
+          try {
+            CapturedStep::capture(mesh, net->parameters(), [&] {
+              if (in_the_middle) {
+                const at::Tensor all = redistribute(x, {Replicate()});
+                throw Error(absl::DataLossError("no more data"));
+              }
+              step();
+              net(x).sum().item<float>();
+            });
+            ADD_FAILURE() << "captured";
+          } catch (const Error&) {
+          }
+          EXPECT_TRUE(at::equal(host(net->weight.grad()), grad));
+          EXPECT_TRUE(at::allclose(host(net(x).detach()), y));
+          EXPECT_TRUE(at::allclose(host(redistribute(x, {Replicate()})), host(x)));
+        }
+        CapturedStep captured = CapturedStep::capture(mesh, net->parameters(), step);
+        captured.replay();
+        EXPECT_TRUE(at::allclose(host(net->weight.grad()), grad));
+      },
+      script);
+}
+
 void expect_error(const std::vector<absl::Status>& results, absl::StatusCode code,
                   const std::string& part) {
   for (const absl::Status& status : results) {
@@ -315,20 +387,63 @@ TEST(CapturedStepErrorTest, OneWithinAnother) {
                absl::StatusCode::kFailedPrecondition, "being captured already");
 }
 
+TEST(CapturedStepErrorTest, OneReplayedInAnother) {
+  expect_error(try_on_gpus({{"dp", 1}},
+                           [](const MeshPtr& mesh) {
+                             CapturedStep step = CapturedStep::capture(mesh, {}, [] {});
+                             CapturedStep::capture(mesh, {}, [&] { step.replay(); });
+                           }),
+               absl::StatusCode::kFailedPrecondition, "none is replayed in it");
+}
+
+TEST(CapturedStepErrorTest, AnotherMesh) {
+  expect_error(try_on_gpus({{"dp", 2}, {"tp", 2}},
+                           [](const MeshPtr& mesh) {
+                             const MeshPtr tp = value_or_throw(mesh->slice({"tp"}));
+                             const at::Tensor x =
+                                 distribute_tensor(at::ones({4}).to(at::kCUDA), tp, {Shard(0)});
+                             CapturedStep::capture(mesh, {},
+                                                   [&] { redistribute(x, {Replicate()}); });
+                           }),
+               absl::StatusCode::kFailedPrecondition, "another mesh");
+}
+
+// Positions, a mask: they are compared when they are met first, by the host.
+TEST(CapturedStepTest, PlainTensorsThatTheStepMakes) {
+  on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(at::ones({4}).to(at::kCUDA), mesh, {Shard(0)});
+    at::Tensor y;
+    const auto step = [&] {
+      y = x * at::arange(4, at::TensorOptions(at::kFloat).device(at::kCUDA));
+    };
+    try {
+      CapturedStep::capture(mesh, {}, step);
+      ADD_FAILURE() << "captured";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("have not compared yet"));
+    }
+    step();
+    CapturedStep captured = CapturedStep::capture(mesh, {}, step);
+    captured.replay();
+    EXPECT_TRUE(at::equal(host(y), at::arange(4, at::kFloat)));
+  });
+}
+
 TEST(CapturedStepErrorTest, OptimizersThatAreNot) {
-  const auto with = [](const OptimizerOptions& options) {
-    return try_on_gpus({{"dp", 1}}, [&](const MeshPtr& mesh) {
+  const auto with = [](const OptimizerOptions& options, bool stepped = true) {
+    return try_on_gpus({{"dp", 1}}, [&, stepped](const MeshPtr& mesh) {
       at::Tensor p = distribute_tensor(at::ones({4, 4}).to(at::kCUDA), mesh, {Replicate()});
       p.requires_grad_();
       p.mutable_grad() = p.detach().clone();
       FusedOptimizer optimizer({p}, options);
+      if (stepped) optimizer.step();
       CapturedStep::capture(mesh, {p}, [&] { optimizer.step(); });
     });
   };
   expect_error(with(LionOptions{}), absl::StatusCode::kUnimplemented, "Lion");
   expect_error(with(MuonOptions{}), absl::StatusCode::kUnimplemented, "Muon");
-  expect_error(with(SgdOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5}),
-               absl::StatusCode::kFailedPrecondition, "first step");
+  expect_error(with(AdamWOptions{}, false), absl::StatusCode::kFailedPrecondition,
+               "take a step before");
 }
 
 TEST(CapturedStepErrorTest, WhatTheStepThrowsOnOneRank) {

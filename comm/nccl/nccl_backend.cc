@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -400,21 +402,37 @@ class NcclBackend : public Backend {
   }
 
   // Each waits for its stream, which may wait for what another one is to abort: so all at once, and
-  // without the mutex.
+  // without the mutex. NCCL's memory stays as long as there are graphs with its operations, whose end
+  // the calling thread may be needed for: kernels end at once, and after a while nobody waits for the
+  // rest.
   void abort_all(std::unique_lock<std::mutex>& lock) {
     std::vector<NcclComm> comms;
     for (const std::unique_ptr<Queue>& queue : queues_) {
       if (NcclComm comm = queue->lane().take(); comm != nullptr) comms.push_back(comm);
     }
     lock.unlock();
-    std::vector<std::thread> threads;
+    struct Aborts {
+      std::mutex mutex;
+      std::condition_variable done;
+      size_t left;
+    };
+    const auto aborts = std::make_shared<Aborts>();
+    aborts->left = comms.size();
     for (NcclComm comm : comms) {
-      threads.emplace_back([this, comm] {
-        const CurrentDevice on(*library_, device_);
-        library_->ncclCommAbort(comm);
-      });
+      std::thread([aborts, comm, library = library_, device = device_] {
+        {
+          const CurrentDevice on(*library, device);
+          library->ncclCommAbort(comm);
+        }
+        const std::lock_guard done(aborts->mutex);
+        --aborts->left;
+        aborts->done.notify_all();
+      }).detach();
     }
-    for (std::thread& thread : threads) thread.join();
+    {
+      std::unique_lock waiting(aborts->mutex);
+      aborts->done.wait_for(waiting, kGrace, [&] { return aborts->left == 0; });
+    }
     lock.lock();
   }
 

@@ -140,9 +140,15 @@ SpecRef replicated_spec(MeshContext& context, const at::Tensor& local) {
                         {strides.data(), strides.size()}, local.scalar_type(), local.device());
 }
 
+// Not on one rank, which has nobody to compare with; nor while a step is captured, when there is
+// nothing in it yet: called before, it was compared.
+bool is_read_for_comparison(const MeshContext& context, const at::Tensor& plain) {
+  return context.mesh().size() > 1 && (context.capture == nullptr || plain.is_cpu());
+}
+
 at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>& context) {
   if (is_dtensor(grad.unsafeGetTensorImpl())) return grad;
-  context->plain_tensors.put_off({}, grad);
+  if (is_read_for_comparison(*context, grad)) context->plain_tensors.put_off({}, grad);
   if (c10::GradMode::is_enabled() && grad.requires_grad()) {  // its derivative may be asked for
     return from_local(grad, MeshPtr(context, &context->connected_mesh()),
                       Placements(context->mesh().ndim()), grad.sizes().vec());
@@ -367,9 +373,17 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
     SpecRef spec = replicated_spec(*context, plain);
     // Not its shape: ranks that have different ones shall do the same all the same.
     const uint64_t place = absl::HashOf(&op.operator_name(), i, static_cast<int>(spec->dtype));
+    const bool is_known = later || context->plain_tensors.met(plain, place);
     if (info.is_out[i]) {
       // What is in it is lost.
-    } else if (later || context->plain_tensors.met(plain, place)) {
+    } else if (!is_read_for_comparison(*context, plain)) {
+      if (context->mesh().size() > 1 && !is_known) {
+        throw Error(absl::FailedPreconditionError(absl::StrCat(
+            op.operator_name().name, ": argument '", op.schema().arguments()[i].name(),
+            "' is a plain tensor that the ranks have not compared yet, in a step that is captured: "
+            "take a step before, or distribute it")));
+      }
+    } else if (is_known) {
       context->plain_tensors.put_off({op, i}, plain);
     } else {
       sums.push_back(checksum(plain));
@@ -413,7 +427,7 @@ void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshCont
     if (writes(info, i)) {
       leaves = true;
     } else {
-      context.plain_tensors.put_off({op, i}, plain);
+      if (is_read_for_comparison(context, plain)) context.plain_tensors.put_off({op, i}, plain);
     }
   };
   for (size_t i = 0; i < args.size(); ++i) {

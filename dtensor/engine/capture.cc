@@ -3,15 +3,17 @@
 #include <algorithm>
 
 #include "ATen/ops/empty.h"
+#include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
-#include "c10/core/StreamGuard.h"
-#include "c10/core/impl/VirtualGuardImpl.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
 
+constexpr int64_t kNumbers = 1024;
+
 thread_local Capture* the_current = nullptr;
+thread_local const MeshContext* the_mesh = nullptr;
 
 }  // namespace
 
@@ -20,11 +22,14 @@ Capture* Capture::current() {
 }
 
 Capture::Capture(MeshContext& context, c10::Device device)
-    : context_(context), device_(device), random_(context.random), offset_(number(at::kLong)) {}
+    : context_(context),
+      numbers_(at::empty({kNumbers, 8}, at::TensorOptions(at::kByte).device(device))),
+      random_(context.random),
+      offset_(number(at::kLong)) {}
 
 Capture::Scope::Scope(Capture& capture) : capture_(capture) {
   the_current = capture.context_.capture = &capture;
-  capture.context_.on_device.captured = true;
+  the_mesh = &capture.context_;
   ++capture.context_.generation;
 }
 
@@ -32,16 +37,19 @@ Capture::Scope::Scope(Capture& capture) : capture_(capture) {
 Capture::Scope::~Scope() {
   MeshContext& context = capture_.context_;
   the_current = context.capture = nullptr;
-  context.on_device.captured = false;
+  the_mesh = nullptr;
   ++context.generation;
   capture_.draws_ = context.random.offset - capture_.random_.offset;
   context.random = capture_.random_;
 }
 
-at::Tensor Capture::number(at::ScalarType dtype) const {
-  const c10::impl::VirtualGuardImpl cuda(device_.type());
-  const c10::StreamGuard not_captured(cuda.getDefaultStream(device_));
-  return at::empty({}, at::TensorOptions(dtype).device(device_));
+at::Tensor Capture::number(at::ScalarType dtype) {
+  if (given_ == kNumbers) {
+    throw Error(absl::ResourceExhaustedError(absl::StrCat(
+        "a step that is captured wants more than ", kNumbers, " numbers anew in each replay")));
+  }
+  const int64_t bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  return numbers_.select(0, given_++).narrow(0, 0, bytes).view(dtype).squeeze(0);
 }
 
 void Capture::uses(Communicator& group) {
@@ -70,6 +78,14 @@ void Capture::prepare() {
   if (draws_ == 0) return;
   offset_.fill_(static_cast<int64_t>(context_.random.offset - random_.offset));
   context_.random.offset += draws_;
+}
+
+void check_captured_mesh(const MeshContext& context) {
+  if (the_mesh == nullptr || the_mesh == &context) return;
+  throw Error(
+      absl::FailedPreconditionError("something is done on another mesh than that of the step that "
+                                    "is captured: capture it with the "
+                                    "mesh that its tensors are on"));
 }
 
 void check_drawn_by_host(const MeshContext& context) {

@@ -42,10 +42,10 @@ class Capture {
   };
 
   // On the GPU, for what is written before a replay. It is none of the graph's memory, which the step
-  // itself may have used for something else before it reads this.
-  at::Tensor number(at::ScalarType dtype) const;
+  // itself may have used for something else before it reads this. Throws Error when all are given.
+  at::Tensor number(at::ScalarType dtype);
   // Called before each replay, in the order given; what it puts on the current stream comes before the
-  // step. It may throw: nothing is replayed then.
+  // step.
   void before_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
   // A group whose collectives are in the step. It lives as long as the mesh.
   void uses(Communicator& group);
@@ -61,13 +61,18 @@ class Capture {
 
  private:
   MeshContext& context_;
-  const c10::Device device_;
+  at::Tensor numbers_;  // of 8 bytes each
+  int64_t given_ = 0;
   std::vector<std::function<void()>> actions_;
   std::vector<Communicator*> groups_;
   PhiloxState random_;  // of the mesh when it was captured
   uint64_t draws_ = 0;
   at::Tensor offset_;  // a number on the GPU
 };
+
+// Something is done on a mesh. Throws Error (FailedPrecondition) while this thread captures a step on
+// another one, which would not know of it.
+void check_captured_mesh(const MeshContext& context);
 
 // The host is about to draw random numbers. Throws Error (FailedPrecondition) while a step is captured,
 // which would have the same ones in each replay.

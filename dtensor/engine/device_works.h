@@ -2,7 +2,7 @@
 // numbers reach the host: an error in flight must be there before the numbers that it has spoilt.
 //
 //   context.on_device.add(work);                    // each one that is issued
-//   throw_if_error(context.on_device.wait());       // before .item(), and what else shows numbers
+//   context.before_host_reads();                    // before .item(), and what else shows numbers
 //
 // Internal to dtensor/ and modules/.
 #pragma once
@@ -24,12 +24,6 @@ class DeviceWorks {
   }
   // Until the device has run them all, or one has failed: the first error there has been.
   absl::Status wait() {
-    if (captured) {
-      return absl::FailedPreconditionError(
-          "numbers of a step that is being captured do not reach the host: there are none before "
-          "it "
-          "is replayed");
-    }
     waits_ += works_.empty() ? 0 : 1;
     while (!works_.empty() && error_.ok()) take_first();
     return error_;
@@ -39,8 +33,6 @@ class DeviceWorks {
     for (const Work& work : works_) error_.Update(work.wait_on(stream));
     return error_;
   }
-  // What is issued goes into a graph, and does not run (captured_step.h).
-  bool captured = false;
   // How often the host has waited so: once a step costs what the device could have done meanwhile.
   int64_t waits() const { return waits_; }
 

@@ -957,10 +957,10 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (info.is_view && info.keeps_arg == 0 && stays_under_way(*entry, *context, *stack, base))
     return;
   const std::shared_ptr<MeshContext> asked = reaches_host ? context : nullptr;  // the call takes it
-  if (asked != nullptr && asked->on_device.captured) throw_if_error(asked->on_device.wait());
+  if (asked != nullptr && asked->capture != nullptr) asked->before_host_reads();  // refuses
   Runner(op, info, *entry, context, stack, base).run();
   // The collectives of this call, too: an error comes in the place of what it has spoilt.
-  if (asked != nullptr) throw_if_error(asked->on_device.wait());
+  if (asked != nullptr) asked->before_host_reads();
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -480,7 +480,13 @@ void FsdpUnit::pack() {
 }
 
 void FsdpUnit::begin_gather() {
-  if (!shard_.defined()) pack();
+  if (!shard_.defined()) {
+    if (context_->capture != nullptr) {
+      throw Error(absl::FailedPreconditionError(
+          "a unit is used for the first time in a step that is captured: take a step before"));
+    }
+    pack();
+  }
   gathered_version_ = shard_._version();
   if (is_at_hand()) return;
   if (sending_ != nullptr) std::shared_ptr<UnitGradients>(sending_)->finish();

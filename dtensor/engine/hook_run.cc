@@ -62,6 +62,11 @@ HookRun::HookRun(GradientHook& hook, std::vector<InFlight> in_flight, size_t ind
       cause_(cause),
       context_(*in_flight_[0].context),
       mesh_dims_(in_flight_[0].plan->plan.steps[0].mesh_dims) {
+  if (context_.capture != nullptr) {
+    throw Error(absl::FailedPreconditionError(absl::StrCat(
+        "the gradient hook '", hook_.name(),
+        "' works on the host, too, which takes no part in replays of a step that is captured")));
+  }
   const c10::AutoGradMode no_grad(false);
   bucket_.run_ = this;
   bucket_.index = static_cast<int64_t>(index);

@@ -36,9 +36,20 @@ std::shared_ptr<MeshContext> MeshContext::of(const std::shared_ptr<ConnectedMesh
 Communicator& MeshContext::communicator(absl::Span<const int> mesh_dims) {
   auto communicator =
       mesh_dims.size() == 1 ? mesh_->communicator(mesh_dims[0]) : mesh_->communicator(mesh_dims);
+  check_captured_mesh(*this);
   Communicator& result = *value_or_throw(std::move(communicator));
   if (capture != nullptr) capture->uses(result);
   return result;
+}
+
+void MeshContext::before_host_reads() {
+  if (capture != nullptr) {
+    throw Error(
+        absl::FailedPreconditionError("numbers of a step that is being captured do not reach the "
+                                      "host: there are none before it is "
+                                      "replayed"));
+  }
+  throw_if_error(on_device.wait());
 }
 
 SpecRef MeshContext::intern(const Layout& layout, absl::Span<const int64_t> sizes,

@@ -60,6 +60,10 @@ class MeshContext {
   }
   size_t num_specs() const { return specs_.size(); }
 
+  // Numbers are about to reach the host. Throws Error: an error in flight, which is there before what
+  // it has spoilt; FailedPrecondition while a step is captured, whose numbers are not there.
+  void before_host_reads();
+
   // Some operator runs: what it has looked up has to stay (cache.h).
   bool operator_under_way() const { return about != 0; }
 
@@ -69,7 +73,8 @@ class MeshContext {
   RandomStateScope* random_scope = nullptr;  // the innermost
   PlainTensors plain_tensors;
   DeviceWorks on_device;
-  Capture* capture = nullptr;  // the step that is being captured (capture.h)
+  Capture* capture = nullptr;  // of the step that is being captured (capture.h)
+  uint64_t captures = 0;       // so far
   // Another number when memory may have been written without any operator here: a graph was replayed.
   uint64_t generation = 0;
   int strict_depth = 0;             // > 0: implicit communication is an error

@@ -184,6 +184,7 @@ at::Tensor draw_each(const at::Tensor& first, const at::Tensor& second, Draw dra
   const at::Tensor p = local_doubles(a);
   const at::Tensor q = local_doubles(b);
   at::Tensor drawn = at::empty_like(p);
+  check_captured_mesh(*meta.context);
   check_drawn_by_host(*meta.context);
   PhiloxState& state = meta.context->random;
   const double* p_data = p.const_data_ptr<double>();

@@ -90,6 +90,7 @@ class Draw {
           absl::StrCat(c10::toString(op_.operator_name()), ": not implemented for '",
                        c10::toString(local().scalar_type()), "'")));
     }
+    check_captured_mesh(*meta().context);
     PhiloxState& state = meta().context->random;
     if (!drawn_on_device(draw, state)) draw_on_host(draw, state);
     ++state.offset;

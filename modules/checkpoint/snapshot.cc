@@ -180,7 +180,7 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
   std::vector<at::Tensor> locals;
   for (const StateTensor& one : tensors) locals.push_back(part_to_read(one.tensor, "checkpoint"));
   for (const StateTensor& one : tensors) {
-    if (is_dtensor(one.tensor)) throw_if_error(meta_of(one.tensor).context->on_device.wait());
+    if (is_dtensor(one.tensor)) meta_of(one.tensor).context->before_host_reads();
   }
   const Coordinate& at = context.coordinate();
   size_t known = request.tensors.size();  // whose boxes `held` has

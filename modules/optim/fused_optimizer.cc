@@ -77,6 +77,14 @@ void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& gra
   throw error;
 }
 
+// Of the step that is being captured, also where a hook on autograd's thread takes an optimizer's step.
+Capture* capture_of(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    if (is_dtensor(parameter)) return meta_of(parameter).context->capture;
+  }
+  return Capture::current();
+}
+
 using optim_internal::Update;
 
 // How a mean over one of a parameter's dimensions (counted from the end) lies: whole along the mesh
@@ -212,29 +220,43 @@ struct FusedOptimizer::Captured {
   }
 
   // Of a batch: its steps and its learning rate are replaced by those on the device.
-  void add(Batch& batch, std::shared_ptr<double> lr, const Capture& capture) {
+  void add(Batch& batch, std::shared_ptr<double> lr, Capture& capture) {
     std::map<float, at::Tensor> there;
     for (at::Tensor& step : batch.steps) {
       at::Tensor& its = there[*step.const_data_ptr<float>()];
-      if (!its.defined()) {
-        its = capture.number(at::kFloat);
-        shown.emplace_back(step, its);
-      }
+      if (!its.defined()) its = capture.number(at::kFloat);
+      shown.emplace_back(step, its);
       step = its;
+    }
+    for (const auto* list : {&batch.firsts, &batch.seconds, &batch.largest}) {
+      kept.insert(kept.end(), list->begin(), list->end());
     }
     batch.lr = capture.number(at::kFloat);
     lrs.emplace_back(std::move(lr), batch.lr);
   }
 
   void before_replay() const {
+    std::map<const void*, float> counts;  // of what is shown
+    for (const auto& [step, there] : shown) {
+      const float count = *step.const_data_ptr<float>();
+      if (counts.emplace(there.const_data_ptr(), count).first->second == count) continue;
+      throw Error(kFusedOptimizer,
+                  absl::FailedPreconditionError(
+                      "parameters that had been stepped equally often when the step "
+                      "was captured no longer are: capture it again"));
+    }
     for (const at::Tensor& step : counted) *step.mutable_data_ptr<float>() += 1;
-    for (const auto& [step, there] : shown) there.fill_(*step.const_data_ptr<float>());
+    for (const auto& [step, there] : shown) {
+      if (counts.erase(there.const_data_ptr()) == 0) continue;
+      there.fill_(*step.const_data_ptr<float>());
+    }
     for (const auto& [lr, there] : lrs) there.fill_(*lr);
     for (const at::Tensor& parameter : parameters) part_written(parameter, kFusedOptimizer);
   }
 
   std::vector<at::Tensor> counted;                       // of the host
-  std::vector<std::pair<at::Tensor, at::Tensor>> shown;  // of those, and where
+  std::vector<std::pair<at::Tensor, at::Tensor>> shown;  // of those, and where; several in one
+  std::vector<at::Tensor> kept;                          // what the kernels write
   std::vector<std::pair<std::shared_ptr<double>, at::Tensor>> lrs;
   std::vector<at::Tensor> parameters;
 };
@@ -417,7 +439,7 @@ void FusedOptimizer::run(const LionOptions& o, Batch& b) {
 void FusedOptimizer::step(std::source_location where) {
   const c10::AutoGradMode no_grad(false);
   const Cause cause = {.name = kFusedOptimizer, .where = where};
-  Capture* const capture = Capture::current();
+  Capture* const capture = capture_of(parameters_);
   std::vector<std::unique_ptr<Together>> meshes;  // on which the step communicates
   const auto together_on = [&](const MeshContext* context) -> Together* {
     for (const auto& mesh : meshes) {
@@ -447,6 +469,13 @@ void FusedOptimizer::step(std::source_location where) {
       }
     }
     if (!grad.defined()) continue;
+    if (capture != nullptr && !state.step.defined()) {
+      throw Error(kFusedOptimizer,
+                  absl::FailedPreconditionError(str_cat(
+                      "parameter ", state.parameter,
+                      " has no state yet, and each replay of a step that is captured would begin "
+                      "with zeros: take a step before")));
+    }
     steps.emplace_back(*this, state);
     if (capture == nullptr) continue;
     const Update& u = steps.back().update;

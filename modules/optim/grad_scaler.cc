@@ -84,7 +84,7 @@ enum class Found : uint8_t { kFinite, kNotFinite, kRefused };
 
 // What any rank of a mesh has found.
 Found agreed(MeshContext& context, Found mine, uint64_t provenance, const Cause& cause) {
-  throw_if_error(context.on_device.wait());  // `mine` may be of numbers that an error has spoilt
+  context.before_host_reads();  // `mine` may be of numbers that an error has spoilt
   if (context.mesh().size() <= 1) return mine;
   std::vector<int> all_dims;
   for (int m = 0; m < context.mesh().ndim(); ++m) all_dims.push_back(m);
