@@ -264,6 +264,20 @@ void check_captured(Session& session, Check& check) {
     check.fact("random numbers", "those of calls, to the bit");
   });
 
+  check.attempt("a step that cannot be captured", [&] {
+    const at::Tensor x = distribute_tensor(at::ones({8}).to(session.device), alone, {Replicate()});
+    at::Tensor sum;
+    try {
+      CapturedStep::capture(alone, {}, [&] { (x * 2).sum().item<float>(); });
+      check.fail("a number of a step that is captured has reached the host");
+    } catch (const Error& error) {
+      if (!absl::IsFailedPrecondition(error.status())) throw;
+    }
+    CapturedStep captured = CapturedStep::capture(alone, {}, [&] { sum = (x * 2).sum(); });
+    captured.replay();
+    check.expect(on_host(sum).item<double>() == 16, "a capture after it has other numbers");
+  });
+
   // What the host costs a small model.
   const int dim = session.options.sizes.captured_dim;
   const TransformerSizes small = {.words = 256, .dim = dim, .heads = 4, .layers = 4};
