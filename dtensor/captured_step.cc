@@ -138,8 +138,7 @@ struct CapturedStep::State {
       graph->end();
       is_complete = true;
     });
-    // LibTorch has not let go of one that was spoilt.
-    if (!is_complete) static_cast<void>(graph.release());
+    if (!is_complete) CudaGraph::abandon(std::move(graph));
     if (error != nullptr) std::rethrow_exception(error);
   }
 

@@ -3,7 +3,9 @@
 #include <dlfcn.h>
 
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -61,6 +63,13 @@ void CudaGraph::begin() {
 
 void CudaGraph::end() {
   members_->capture_end(graph_);
+}
+
+void CudaGraph::abandon(std::unique_ptr<CudaGraph> graph) {
+  static std::mutex mutex;
+  static auto& abandoned = *new std::vector<std::unique_ptr<CudaGraph>>;
+  const std::lock_guard lock(mutex);
+  abandoned.push_back(std::move(graph));
 }
 
 void CudaGraph::replay() {

@@ -31,6 +31,10 @@ class CudaGraph {
   void end();
   void replay();
 
+  // One whose end() has thrown stays for ever: LibTorch has not let go of it, and looks at it in later
+  // captures.
+  static void abandon(std::unique_ptr<CudaGraph> graph);
+
   // Room for LibTorch's class, which abi_test.cc compares.
   static constexpr size_t kBytes = 1024;
   // cudaStreamCaptureModeThreadLocal: what other threads do, NCCL's and those that watch it among

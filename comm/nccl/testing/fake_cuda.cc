@@ -112,7 +112,7 @@ int cudaStreamSynchronize(CudaStream stream) {
   ENTER();
   FakeStream* const found = machine().stream(stream);
   if (found == nullptr) return kInvalidHandle;
-  if (const std::shared_ptr<Capture> capture = found->capture()) {
+  if (const std::shared_ptr<FakeCapture> capture = found->capture()) {
     const std::lock_guard lock(capture->mutex);
     capture->spoilt = true;
     return kCaptureUnsupported;

@@ -21,19 +21,19 @@ FakeStream::~FakeStream() {
 }
 
 void FakeStream::add(std::function<void()> work) {
-  const std::shared_ptr<Capture> captured = capture();
+  const std::shared_ptr<FakeCapture> captured = capture();
   if (captured == nullptr) return run_later(std::move(work));
   const std::lock_guard lock(captured->mutex);
   captured->pieces[this].push_back({std::move(work)});
   captured->left_behind.insert(this);
 }
 
-std::shared_ptr<Capture> FakeStream::capture() {
+std::shared_ptr<FakeCapture> FakeStream::capture() {
   const std::lock_guard lock(mutex_);
   return capture_;
 }
 
-void FakeStream::set_capture(std::shared_ptr<Capture> capture) {
+void FakeStream::set_capture(std::shared_ptr<FakeCapture> capture) {
   const std::lock_guard lock(mutex_);
   capture_ = std::move(capture);
 }
@@ -139,7 +139,7 @@ void* FakeMachine::contents(const void* memory) {
 int FakeMachine::begin_capture(int device, DeviceStream handle) {
   FakeStream* const stream = this->stream(device, static_cast<CudaStream>(handle.handle));
   if (handle.handle == nullptr || stream->capture() != nullptr) return kCaptureUnsupported;
-  auto capture = std::make_shared<Capture>();
+  auto capture = std::make_shared<FakeCapture>();
   capture->streams.push_back(stream);
   stream->set_capture(std::move(capture));
   return 0;
@@ -147,7 +147,7 @@ int FakeMachine::begin_capture(int device, DeviceStream handle) {
 
 std::shared_ptr<const FakeGraph> FakeMachine::end_capture(int device, DeviceStream handle) {
   FakeStream* const stream = this->stream(device, static_cast<CudaStream>(handle.handle));
-  const std::shared_ptr<Capture> capture = stream->capture();
+  const std::shared_ptr<FakeCapture> capture = stream->capture();
   if (capture == nullptr) return nullptr;
   const std::lock_guard lock(capture->mutex);
   for (FakeStream* each : capture->streams) each->set_capture(nullptr);
@@ -162,7 +162,7 @@ bool FakeMachine::is_captured(int device, DeviceStream handle) {
 }
 
 void FakeMachine::spoil_capture(int device, DeviceStream handle) {
-  const std::shared_ptr<Capture> capture =
+  const std::shared_ptr<FakeCapture> capture =
       stream(device, static_cast<CudaStream>(handle.handle))->capture();
   if (capture == nullptr) return;
   const std::lock_guard lock(capture->mutex);
@@ -180,11 +180,11 @@ int FakeMachine::join(int device, DeviceStream handle, DeviceStream other) {
 void FakeMachine::replay(const std::shared_ptr<const FakeGraph>& graph, int device,
                          DeviceStream handle) {
   stream(device, static_cast<CudaStream>(handle.handle))->add([graph] {
-    static_cast<const Capture&>(*graph).replay();
+    static_cast<const FakeCapture&>(*graph).replay();
   });
 }
 
-void Capture::replay() const {
+void FakeCapture::replay() const {
   std::vector<Mark> reached(marks);
   const auto run = [&](FakeStream* stream) {
     const auto found = pieces.find(stream);
@@ -217,7 +217,7 @@ int FakeMachine::record(FakeEvent& event, FakeStream& stream) {
 }
 
 int FakeMachine::wait_for(FakeStream& stream, const FakeEvent& event) {
-  const std::shared_ptr<Capture> here = stream.capture();
+  const std::shared_ptr<FakeCapture> here = stream.capture();
   if (event.capture == nullptr) {
     if (event.mark == nullptr) return 0;
     if (here == nullptr) {

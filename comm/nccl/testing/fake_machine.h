@@ -62,7 +62,7 @@ class Mark {
 class FakeStream;
 
 // A capture, and then a graph.
-class Capture : public FakeGraph {
+class FakeCapture : public FakeGraph {
  public:
   // What each stream does, the first one's first; each runs beside the others.
   void replay() const;
@@ -92,8 +92,8 @@ class FakeStream {
   void add(std::function<void()> work);
   void run_later(std::function<void()> work);
   bool is_idle();
-  std::shared_ptr<Capture> capture();
-  void set_capture(std::shared_ptr<Capture> capture);
+  std::shared_ptr<FakeCapture> capture();
+  void set_capture(std::shared_ptr<FakeCapture> capture);
   // Until all that has been added by now has been done.
   void synchronize();
 
@@ -105,7 +105,7 @@ class FakeStream {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<void()>> work_;
-  std::shared_ptr<Capture> capture_;  // guarded by mutex_, as are those before; null: none
+  std::shared_ptr<FakeCapture> capture_;  // guarded by mutex_, as are those before; null: none
   bool busy_ = false;
   bool stopping_ = false;
   std::thread thread_;
@@ -115,7 +115,7 @@ struct FakeEvent {
   int device = 0;
   std::shared_ptr<Mark> mark;  // of the last record; null: none
   // It was recorded on a stream that was captured; null: it was not.
-  std::shared_ptr<Capture> capture;
+  std::shared_ptr<FakeCapture> capture;
   FakeStream* stream = nullptr;
   int capture_mark = -1;
 };
