@@ -1,5 +1,5 @@
-// Steps that are captured and replayed through C, on GPUs (of the fake): the numbers of steps that are
-// called.
+// Steps that are captured and replayed through C, on GPUs (of the fake): the numbers of steps that
+// are called.
 #include <string>
 #include <thread>
 #include <utility>

@@ -2135,17 +2135,17 @@ SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_set_state(swv_grad_scaler* scal
  *
  *   for (i = 0; i < 3; ++i) TRY(train(&model));  // as ever: what is made at first use is there
  *   TRY(swv_captured_step_create(mesh, parameters, count, train, &model, &step));
- *   while (next_batch(words)) {                  // aten::copy_ into inputs, which are where they were
+ *   while (next_batch(words)) {  // by aten::copy_: inputs are where they were
  *     TRY(swv_captured_step_replay(step));
- *     if (++n % 100 == 0) TRY(swv_tensor_item(loss, ...));  // and so are results
+ *     if (++n % 100 == 0) TRY(swv_tensor_item(model.loss, &number));  // and so are results
  *   }
  *
  * Nothing of the step runs when it is captured: the first replay is the first time. All shapes are
  * those of that call, and so is what the host decides in it (branches, numbers that it computes).
- * Read anew in each replay: steps and learning rates of a swv_optimizer (SGD, Adam, AdamW), and
- * random numbers go on as if the step had been called (where the library has kernels for them:
- * --config=cuda). Callbacks, traces and counters see the step once. No number of it may be wanted by
- * the host (swv_tensor_item, swv_clip_grad_norm, a swv_grad_scaler): that is an error.
+ * Read anew in each replay: steps and learning rates of a swv_optimizer (SGD, Adam, AdamW); random
+ * numbers go on as if the step had been called (where the library has kernels for them:
+ * --config=cuda). Callbacks, traces and counters see the step once. No number of it may be wanted
+ * by the host (swv_tensor_item, swv_clip_grad_norm, a swv_grad_scaler): that is an error.
  *
  * What the step allocates stays the graph's as long as the handle is there: its results and the
  * gradients hold the numbers of the last replay. Tensors that it only reads (inputs, weights) must
@@ -2158,12 +2158,13 @@ typedef swv_status* (*swv_step_fn)(void* user_data);
 
 /* Calls `step` once, on this thread and before it returns. `parameters`: those that the step has
  * gradients for; without backward, a tensor that it reads. The step is captured on the GPU of the
- * first one; without any, on the thread's current one. The handle is the caller's; it keeps the mesh.
- * SWV_CODE_FAILED_PRECONDITION: LibTorch has no CUDA here, the backend is not NCCL, something is being
- * captured already, the step wants a number on the host, or random numbers without kernels.
- * SWV_CODE_INVALID_ARGUMENT: a parameter is on the CPU or on another GPU; a rank has captured another
- * step. SWV_CODE_UNIMPLEMENTED: a step of another optimizer. A status of `step` comes out with its
- * code. After an error everything is as before, and the step may be called again. COLLECTIVE. */
+ * first one; without any, on the thread's current one. The handle is the caller's; it keeps the
+ * mesh. SWV_CODE_FAILED_PRECONDITION: LibTorch has no CUDA here, the backend is not NCCL, something
+ * is being captured already, the step wants a number on the host, or random numbers without
+ * kernels. SWV_CODE_INVALID_ARGUMENT: a parameter is on the CPU or on another GPU; a rank has
+ * captured another step. SWV_CODE_UNIMPLEMENTED: a step of another optimizer. A status of `step`
+ * comes out with its code. After an error the mesh can be used as before; what `step` has replaced
+ * by itself (gradients) has no values. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_captured_step_create(const swv_mesh* mesh,
                                                           swv_tensor* const* parameters,
                                                           size_t num_parameters, swv_step_fn step,

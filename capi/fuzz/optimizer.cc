@@ -29,8 +29,8 @@ void Fuzzer::optimizing(swv_tensor** parameters) {
   swv_captured_step* captured = nullptr;
   int64_t replays = 0;
   swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_[0];
-  const swv_step_fn run = one_in(9) ? nullptr : [](void*) -> swv_status* { return nullptr; };
-  done(swv_captured_step_create(mesh, parameters, length(2), run, nullptr,
+  const swv_step_fn run = [](void*) -> swv_status* { return nullptr; };
+  done(swv_captured_step_create(mesh, parameters, length(2), one_in(9) ? nullptr : run, nullptr,
                                 one_in(9) ? nullptr : &captured));
   auto* const no_step = one_in(3) ? static_cast<swv_captured_step*>(any()) : captured;
   done(swv_captured_step_replay(no_step));
