@@ -140,6 +140,7 @@ const std::vector<Function> kFunctions = {
     F(swv_optimizer_apply_schedule), F(swv_schedule_factor), F(swv_grad_scaler_create),
     F(swv_grad_scaler_scale), F(swv_grad_scaler_unscale), F(swv_grad_scaler_update),
     F(swv_grad_scaler_state), F(swv_grad_scaler_set_state),
+    F(swv_captured_step_create), F(swv_captured_step_replay), F(swv_captured_step_replays),
     F(swv_optimizer_no_sync), F(swv_optimizer_discard),
     F(swv_optimizer_step), F(swv_optimizer_zero_grad), F(swv_optimizer_lr),
     F(swv_optimizer_set_lr), F(swv_optimizer_state), F(swv_optimizer_set_state), F(swv_comm_counters), F(swv_world_counters),
@@ -194,6 +195,7 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
   swv_checkpointer_free(nullptr);
   swv_safetensors_free(nullptr);
   swv_metrics_writer_free(nullptr);
+  swv_captured_step_free(nullptr);
   swv_value_clear(nullptr);
   EXPECT_EQ(swv_status_code(nullptr), SWV_CODE_OK);
   EXPECT_STREQ(swv_status_message(nullptr), "");
@@ -772,6 +774,30 @@ TEST_F(BadInputTest, DevicesThatAreNotThere) {
   options.device = {7, 0};
   expect_fails(swv_tensor_ones(nullptr, 0, &options, &out), SWV_CODE_INVALID_ARGUMENT,
                "'options.device' is device type 7");
+}
+
+swv_status* empty_step(void*) {
+  return nullptr;
+}
+TEST_F(BadInputTest, CapturedSteps) {
+  swv_captured_step* step = nullptr;
+  swv_tensor* parameters[] = {tensor_, nullptr};
+  const auto create = [&](size_t count) {
+    return swv_captured_step_create(mesh_, parameters, count, empty_step, nullptr, &step);
+  };
+  expect_fails(create(2), SWV_CODE_INVALID_ARGUMENT, "argument 'parameters[1]' is NULL");
+  expect_fails(create(SIZE_MAX), SWV_CODE_INVALID_ARGUMENT, "argument 'parameters' has");
+  expect_fails(swv_captured_step_create(mesh_, nullptr, 1, empty_step, nullptr, &step),
+               SWV_CODE_INVALID_ARGUMENT, "argument 'parameters' is NULL, but has 1");
+  expect_fails(swv_captured_step_create(mesh_, parameters, 1, nullptr, nullptr, &step),
+               SWV_CODE_INVALID_ARGUMENT, "argument 'step' is NULL");
+  expect_fails(swv_captured_step_create(mesh_, parameters, 1, empty_step, nullptr, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "argument 'out_step' is NULL");
+  expect_fails(create(1), SWV_CODE_FAILED_PRECONDITION, "no CUDA here");
+  EXPECT_EQ(step, nullptr);
+  expect_fails(swv_captured_step_replay(reinterpret_cast<swv_captured_step*>(tensor_)),
+               SWV_CODE_INVALID_ARGUMENT,
+               "argument 'step' is a swv_tensor; wanted a swv_captured_step");
 }
 
 // --- callbacks -----------------------------------------------------------------------------------

@@ -1349,6 +1349,38 @@ static void test_clipping(swv_world* world) {
   swv_mesh_free(mesh);
 }
 
+static swv_status* never_called(void* user_data) {
+  (void)user_data;
+  return swv_status_new(SWV_CODE_INTERNAL, "called");
+}
+
+/* Every rank hears that there is no GPU; nothing is called. */
+static void test_captured_step(swv_world* world) {
+  const int64_t sizes[] = {4};
+  swv_mesh* mesh = make_mesh(world);
+  swv_captured_step* step = NULL;
+  swv_tensor* parameter;
+  int64_t replays = 0;
+  CHECK_OK(swv_tensor_ones(sizes, 1, NULL, &parameter));
+  CHECK_FAILS(
+      swv_captured_step_create(mesh, &parameter, 1, never_called, NULL, &step),
+      SWV_CODE_FAILED_PRECONDITION,
+      "swv_captured_step_create: a step is captured on a GPU, and LibTorch has no CUDA here: "
+      "a tensor on a GPU, which loads it, comes first");
+  CHECK(step == NULL);
+  CHECK_FAILS(swv_captured_step_create(mesh, NULL, 0, never_called, NULL, &step),
+              SWV_CODE_FAILED_PRECONDITION, "no CUDA here");
+  CHECK_FAILS(swv_captured_step_create(mesh, NULL, 0, NULL, NULL, &step), SWV_CODE_INVALID_ARGUMENT,
+              "swv_captured_step_create: argument 'step' is NULL");
+  CHECK_FAILS(swv_captured_step_replay(NULL), SWV_CODE_INVALID_ARGUMENT,
+              "swv_captured_step_replay: argument 'step' is NULL");
+  CHECK_FAILS(swv_captured_step_replays(NULL, &replays), SWV_CODE_INVALID_ARGUMENT,
+              "argument 'step' is NULL");
+  swv_captured_step_free(NULL);
+  swv_tensor_free(parameter);
+  swv_mesh_free(mesh);
+}
+
 /* A block of the host's without a weight of its own: relu(x up') down', where the plan meets it. */
 static swv_tensor* run_block(const swv_forward* forward, swv_tensor* up, swv_tensor* down,
                              swv_tensor* x) {
@@ -1718,6 +1750,7 @@ static swv_status* rank_main(void* user_data, swv_world* world) {
   test_tied_weights(world);
   test_optimizer_state(world);
   test_clipping(world);
+  test_captured_step(world);
   test_forwards(world);
   test_observing(world);
   test_saving(world);

@@ -118,15 +118,15 @@ bool was_made_without_checks(const HandleBase* handle, Kind kind) {
 
 // From Kind::kStatus on.
 constexpr std::string_view kKindNames[] = {
-    "swv_status",        "swv_string",     "swv_world",        "swv_comm",
-    "swv_work",          "swv_coalescing", "swv_mesh",         "swv_scope",
-    "swv_layout",        "swv_tensor",     "swv_op",           "swv_function_context",
-    "swv_module",        "swv_plan",       "swv_optimizer",    "swv_trace",
-    "swv_forward",       "swv_grad_sync",  "swv_grad_scaler",  "swv_token_file",
-    "swv_loader",        "swv_state",      "swv_checkpointer", "swv_safetensors",
-    "swv_metrics_writer"};
+    "swv_status",         "swv_string",       "swv_world",        "swv_comm",
+    "swv_work",           "swv_coalescing",   "swv_mesh",         "swv_scope",
+    "swv_layout",         "swv_tensor",       "swv_op",           "swv_function_context",
+    "swv_module",         "swv_plan",         "swv_optimizer",    "swv_trace",
+    "swv_forward",        "swv_grad_sync",    "swv_grad_scaler",  "swv_token_file",
+    "swv_loader",         "swv_state",        "swv_checkpointer", "swv_safetensors",
+    "swv_metrics_writer", "swv_captured_step"};
 constexpr std::string_view kNoHandle = "no handle";
-static_assert(kFirst + std::size(kKindNames) == static_cast<uint32_t>(Kind::kMetricsWriter) + 1);
+static_assert(kFirst + std::size(kKindNames) == static_cast<uint32_t>(Kind::kCapturedStep) + 1);
 static_assert(std::size(kKindNames) < Table::kAlive);
 
 }  // namespace

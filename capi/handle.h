@@ -48,6 +48,7 @@ enum class Kind : uint32_t {
   kCheckpointer,
   kSafetensors,
   kMetricsWriter,
+  kCapturedStep,
 };
 std::string_view name_of(Kind kind);  // "swv_status", ...; "no handle" for anything else
 

@@ -169,11 +169,12 @@ typedef struct swv_module swv_module;                     /* parameters and buff
 typedef struct swv_forward swv_forward;                   /* of a module, in the host's code */
 typedef struct swv_plan swv_plan;                         /* placements by name */
 typedef struct swv_optimizer swv_optimizer;
-typedef struct swv_grad_sync swv_grad_sync;     /* gradients that leave during backward */
-typedef struct swv_grad_scaler swv_grad_scaler; /* scales losses, skips steps */
-typedef struct swv_trace swv_trace;             /* a record of communication */
-typedef struct swv_token_file swv_token_file;   /* token ids in a file */
-typedef struct swv_loader swv_loader;           /* of batches of them */
+typedef struct swv_grad_sync swv_grad_sync;         /* gradients that leave during backward */
+typedef struct swv_grad_scaler swv_grad_scaler;     /* scales losses, skips steps */
+typedef struct swv_captured_step swv_captured_step; /* a step as a CUDA graph */
+typedef struct swv_trace swv_trace;                 /* a record of communication */
+typedef struct swv_token_file swv_token_file;       /* token ids in a file */
+typedef struct swv_loader swv_loader;               /* of batches of them */
 
 /* ---- Status and strings ---------------------------------------------------------------------- */
 
@@ -2128,6 +2129,55 @@ SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_state(const swv_grad_scaler* sc
                                                        int64_t* out_growth_tracker);
 SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_set_state(swv_grad_scaler* scaler, double scale,
                                                            int64_t growth_tracker);
+
+/* A step on a GPU that is captured once and replayed: the GPU runs its kernels and collectives
+ * again, and the host does nothing for each of them (a CUDA graph).
+ *
+ *   for (i = 0; i < 3; ++i) TRY(train(&model));  // as ever: what is made at first use is there
+ *   TRY(swv_captured_step_create(mesh, parameters, count, train, &model, &step));
+ *   while (next_batch(words)) {  // by aten::copy_: inputs are where they were
+ *     TRY(swv_captured_step_replay(step));
+ *     if (++n % 100 == 0) TRY(swv_tensor_item(model.loss, &number));  // and so are results
+ *   }
+ *
+ * Nothing of the step runs when it is captured: the first replay is the first time. All shapes are
+ * those of that call, and so is what the host decides in it (branches, numbers that it computes).
+ * Read anew in each replay: steps and learning rates of a swv_optimizer (SGD, Adam, AdamW); random
+ * numbers go on as if the step had been called (where the library has kernels for them:
+ * --config=cuda). Callbacks, traces and counters see the step once. No number of it may be wanted
+ * by the host (swv_tensor_item, swv_clip_grad_norm, a swv_grad_scaler): that is an error.
+ *
+ * What the step allocates stays the graph's as long as the handle is there: its results and the
+ * gradients hold the numbers of the last replay. Tensors that it only reads (inputs, weights) must
+ * stay where they are: their handles must live. All ranks of the mesh capture the same step, and
+ * replay it equally often; a rank that does not is an error on the others. On one rank, or over
+ * NCCL. */
+
+/* A step, on the thread of the call, which is the one whose operators are captured. */
+typedef swv_status* (*swv_step_fn)(void* user_data);
+
+/* Calls `step` once, on this thread and before it returns. `parameters`: those that the step has
+ * gradients for; without backward, a tensor that it reads. The step is captured on the GPU of the
+ * first one; without any, on the thread's current one. The handle is the caller's; it keeps the
+ * mesh. SWV_CODE_FAILED_PRECONDITION: LibTorch has no CUDA here, the backend is not NCCL, something
+ * is being captured already, the step wants a number on the host, or random numbers without
+ * kernels. SWV_CODE_INVALID_ARGUMENT: a parameter is on the CPU or on another GPU; a rank has
+ * captured another step. SWV_CODE_UNIMPLEMENTED: a step of another optimizer. A status of `step`
+ * comes out with its code. After an error the mesh can be used as before; what `step` has replaced
+ * by itself (gradients) has no values. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_captured_step_create(const swv_mesh* mesh,
+                                                          swv_tensor* const* parameters,
+                                                          size_t num_parameters, swv_step_fn step,
+                                                          void* user_data,
+                                                          swv_captured_step** out_step);
+/* Waits for the last replay, and ends what the step has allocated: nothing of that may be used any
+ * more. */
+SWV_API void swv_captured_step_free(swv_captured_step* step);
+/* Runs it on the GPU, behind what is there; the host does not wait. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_captured_step_replay(swv_captured_step* step);
+/* So far. */
+SWV_API SWV_MUST_USE swv_status* swv_captured_step_replays(const swv_captured_step* step,
+                                                           int64_t* out_replays);
 
 /* ---- Data --------------------------------------------------------------------------------------
  * Token ids in files, and a loader that makes batches of them ahead, on a thread of its own. What a

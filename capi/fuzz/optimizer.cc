@@ -1,4 +1,4 @@
-// Groups of parameters, schedules, and losses that are scaled.
+// Groups of parameters, schedules, steps that are captured, and losses that are scaled.
 #include "fuzzer.h"
 
 namespace shardweave::capi {
@@ -24,6 +24,18 @@ void Fuzzer::optimizing(swv_tensor** parameters) {
   const int64_t step = one_in(3) ? this->number() : below(12);
   done(swv_schedule_factor(sized(schedule), step, one_in(9) ? nullptr : &number));
   done(swv_optimizer_apply_schedule(its, one_in(9) ? nullptr : sized(schedule), step));
+
+  // Which no machine without a GPU can make.
+  swv_captured_step* captured = nullptr;
+  int64_t replays = 0;
+  swv_mesh* const mesh = one_in(9) ? pick(meshes_) : meshes_[0];
+  const swv_step_fn run = [](void*) -> swv_status* { return nullptr; };
+  done(swv_captured_step_create(mesh, parameters, length(2), one_in(9) ? nullptr : run, nullptr,
+                                one_in(9) ? nullptr : &captured));
+  auto* const no_step = one_in(3) ? static_cast<swv_captured_step*>(any()) : captured;
+  done(swv_captured_step_replay(no_step));
+  done(swv_captured_step_replays(no_step, one_in(9) ? nullptr : &replays));
+  swv_captured_step_free(captured);
 
   swv_grad_scaler* scaler = nullptr;
   swv_grad_scaler_options options = SWV_GRAD_SCALER_OPTIONS_INIT;

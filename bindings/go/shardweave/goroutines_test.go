@@ -79,7 +79,7 @@ func TestEveryFunctionBesideAnotherGoroutine(t *testing.T) {
 			tried := 0
 			for name, f := range h.calls() {
 				args, ofRanks := argumentsOf(name, f.Type(), h, -1, nil)
-				if ofRanks == 0 || besides[name] {
+				if ofRanks == 0 || besides[name] || strings.HasPrefix(name, "CapturedStep.") { // of which there is none here
 					continue
 				}
 				tried++

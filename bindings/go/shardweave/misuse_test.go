@@ -29,6 +29,7 @@ type handles struct {
 	forward   *sw.Forward
 	gradSync  *sw.GradSync
 	scaler    *sw.GradScaler
+	captured  *sw.CapturedStep // none: without a GPU no function makes one
 	optimizer *sw.Optimizer
 	scheduler *sw.Scheduler
 	context   *sw.FunctionContext
@@ -120,6 +121,8 @@ func (h *handles) of(kind reflect.Type) (reflect.Value, bool) {
 		value = h.gradSync
 	case reflect.TypeOf((*sw.GradScaler)(nil)):
 		value = h.scaler
+	case reflect.TypeOf((*sw.CapturedStep)(nil)):
+		value = h.captured
 	case reflect.TypeOf((*sw.Optimizer)(nil)):
 		value = h.optimizer
 	case reflect.TypeOf((*sw.Scheduler)(nil)):
@@ -292,7 +295,7 @@ func TestHandlesThatCannotBeUsed(t *testing.T) {
 	one := mustOf(sw.Counting(1, 2))
 	defer one.Close()
 	rankOne := makeHandlesOf(one)
-	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.GradSync), new(sw.GradScaler), new(sw.Optimizer), new(sw.Scheduler), new(sw.FunctionContext), new(sw.Tensor),
+	empty := &handles{new(sw.World), new(sw.Mesh), new(sw.Comm), new(sw.Trace), new(sw.Module), new(sw.Forward), new(sw.GradSync), new(sw.GradScaler), new(sw.CapturedStep), new(sw.Optimizer), new(sw.Scheduler), new(sw.FunctionContext), new(sw.Tensor),
 		new(sw.Layout), new(sw.Plan), new(sw.Op), new(sw.TokenLoader), new(sw.State), new(sw.Checkpointer), new(sw.TokenFile), new(sw.MetricsWriter)}
 	wrongs := map[string]*handles{"closed": closed, "of another world": other, "of rank 1": rankOne, "of a closed world": ended, "not made": empty, "nil": {}}
 	words := map[string]string{"closed": "closed", "of another world": "several ranks (worlds of this process), each with the number 0",
@@ -438,6 +441,9 @@ func skipMisuse(name, what string, kind reflect.Type, wrong, ofRanks int) bool {
 	}
 	if ofNoRank(in) && what != "nil" && what != "not made" {
 		return true
+	}
+	if in == reflect.TypeOf((*sw.CapturedStep)(nil)) && what != "nil" && what != "not made" {
+		return true // there is none
 	}
 	if (name == "FromSlice" || name == "Scalar") && ofNoRank(in) {
 		return true // see argumentsOf

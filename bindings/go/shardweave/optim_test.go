@@ -124,6 +124,37 @@ func TestGroups(t *testing.T) {
 	}
 }
 
+// Every rank hears that there is no GPU; nothing is called.
+func TestCaptureStep(t *testing.T) {
+	run(t, 2, func(w *sw.World) error {
+		mesh, err := w.ParseMesh("dp=2")
+		if err != nil {
+			return err
+		}
+		p := sw.Ones(mesh, []int64{3}, sw.RequiresGrad)
+		for _, parameters := range [][]*sw.Tensor{{p}, nil} {
+			step, err := sw.CaptureStep(mesh, parameters, func() error { panic("called") })
+			wanted := "CaptureStep: a step is captured on a GPU, and LibTorch has no CUDA here: a tensor on a GPU, which loads it, comes first"
+			var asError *sw.Error
+			if !errors.Is(err, sw.FailedPrecondition) || !errors.As(err, &asError) || asError.Message != wanted || step != nil {
+				return fmt.Errorf("%v, %v", step, err)
+			}
+		}
+		for _, wrong := range []func() (*sw.CapturedStep, error){
+			func() (*sw.CapturedStep, error) { return sw.CaptureStep(nil, nil, func() error { return nil }) },
+			func() (*sw.CapturedStep, error) { return sw.CaptureStep(mesh, nil, nil) },
+			func() (*sw.CapturedStep, error) {
+				return sw.CaptureStep(mesh, []*sw.Tensor{p, nil}, func() error { return nil })
+			},
+		} {
+			if _, err := wrong(); !errors.Is(err, sw.InvalidArgument) {
+				return fmt.Errorf("what is nil: %v", err)
+			}
+		}
+		return nil
+	})
+}
+
 // A step is skipped on all ranks or on none.
 func TestGradScaler(t *testing.T) {
 	run(t, 2, func(w *sw.World) error {

@@ -108,7 +108,7 @@ func (s surface) handleTypes() map[string]*ast.StructType {
 // receivers are one of each type of handles.
 func (h *handles) receivers() map[string]any {
 	return map[string]any{"World": h.world, "Mesh": h.mesh, "Comm": h.comm, "Trace": h.trace, "Module": h.module, "Forward": h.forward,
-		"GradSync": h.gradSync, "GradScaler": h.scaler, "Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op,
+		"GradSync": h.gradSync, "GradScaler": h.scaler, "CapturedStep": h.captured, "Optimizer": h.optimizer, "Scheduler": h.scheduler, "FunctionContext": h.context, "Tensor": h.tensor, "Layout": h.layout, "Plan": h.plan, "Op": h.op,
 		"TokenFile": h.tokenFile, "TokenLoader": h.tokenLoader, "State": h.state, "Checkpointer": h.checkpointer,
 		"MetricsWriter": h.metrics}
 }
@@ -121,7 +121,7 @@ var functions = map[string]any{
 	"Gather": sw.Gather[float32], "Recv": sw.Recv[float32], "Reduce": sw.Reduce[float32],
 	"ReduceScatter": sw.ReduceScatter[float32], "ReduceScatterV": sw.ReduceScatterV[float32],
 	"Scatter": sw.Scatter[float32], "Send": sw.Send[float32],
-	"Apply": sw.Apply, "Cat": sw.Cat, "Checkpoint": sw.Checkpoint, "CheckpointSeveral": sw.CheckpointSeveral, "ClipGradNorm": sw.ClipGradNorm, "ClipGradValue": sw.ClipGradValue, "CopyFrom": sw.CopyFrom[float32],
+	"Apply": sw.Apply, "CaptureStep": sw.CaptureStep, "Cat": sw.Cat, "Checkpoint": sw.Checkpoint, "CheckpointSeveral": sw.CheckpointSeveral, "ClipGradNorm": sw.ClipGradNorm, "ClipGradValue": sw.ClipGradValue, "CopyFrom": sw.CopyFrom[float32],
 	"Data": sw.Data[float32], "DataAs": sw.DataAs[float32], "Empty": sw.Empty, "FinishGradSync": sw.FinishGradSync, "FromDLPack": sw.FromDLPack, "FromDLPackOn": sw.FromDLPackOn,
 	"FromLocal": sw.FromLocal, "FromSlice": sw.FromSlice[float32], "Full": sw.Full, "Gradients": sw.Gradients,
 	"ItemOf": sw.ItemOf[float32], "NewAdafactor": sw.NewAdafactor, "NewAdam": sw.NewAdam, "NewAdamW": sw.NewAdamW, "NewLion": sw.NewLion, "NewMuon": sw.NewMuon, "NewOptimizerOfGroups": sw.NewOptimizerOfGroups, "NewScheduler": sw.NewScheduler, "NewSGD": sw.NewSGD, "Ones": sw.Ones, "Rand": sw.Rand,

@@ -77,6 +77,16 @@ static swv_status* run_reference(void* handle, swv_tensor** out_result) {
   return swvgo_run((uintptr_t)handle, 1, out_result);
 }
 
+static swv_status* run_step(void* handle) {
+  return swvgo_step((uintptr_t)handle);
+}
+
+swv_status* swvgo_captured_step_create(const swv_mesh* mesh, swv_tensor* const* parameters,
+                                       size_t count, uintptr_t handle,
+                                       swv_captured_step** out_step) {
+  return swv_captured_step_create(mesh, parameters, count, run_step, (void*)handle, out_step);
+}
+
 swv_status* swvgo_module_memory(swv_module* module, uintptr_t handle, swv_string** out_text,
                                 swv_string** out_json) {
   return swv_module_memory(module, handle == 0 ? NULL : run, (void*)handle, out_text, out_json);

@@ -3,6 +3,8 @@ package cshardweave
 // #include "shim.h"
 import "C"
 
+import "runtime/cgo"
+
 type Adafactor struct{ LR, Beta2Decay, Eps1, Eps2, ClipThreshold, WeightDecay float64 }
 
 func OptimizerCreateAdafactor(parameters []Tensor, o Adafactor) (Optimizer, error) {
@@ -84,4 +86,31 @@ func GradScalerState(s GradScaler) (scale float64, tracker int64, err error) {
 
 func GradScalerSetState(s GradScaler, scale float64, tracker int64) error {
 	return result(C.swv_grad_scaler_set_state(s, C.double(scale), C.int64_t(tracker)))
+}
+
+// CapturedStep is a handle.
+type CapturedStep = *C.swv_captured_step
+
+// CapturedStepCreate calls step on the thread of the call, before it returns.
+func CapturedStepCreate(m Mesh, parameters []Tensor, step func() error) (CapturedStep, error) {
+	handle := cgo.NewHandle(step)
+	defer handle.Delete()
+	var out CapturedStep
+	err := result(C.swvgo_captured_step_create(m, first(parameters), C.size_t(len(parameters)), C.uintptr_t(handle), &out))
+	return out, err
+}
+
+//export swvgo_step
+func swvgo_step(handle C.uintptr_t) *C.swv_status {
+	return callback(cgo.Handle(handle).Value().(func() error))
+}
+
+func CapturedStepFree(s CapturedStep) { C.swv_captured_step_free(s) }
+
+func CapturedStepReplay(s CapturedStep) error { return result(C.swv_captured_step_replay(s)) }
+
+func CapturedStepReplays(s CapturedStep) (int64, error) {
+	var out C.int64_t
+	err := result(C.swv_captured_step_replays(s, &out))
+	return int64(out), err
 }

@@ -772,6 +772,9 @@ swv_status* swvgo_function_apply(uintptr_t handle, const char* name, swv_grad_mo
                                  size_t num_outputs);
 // 0: to stderr.
 swv_status* swvgo_set_log(uintptr_t handle);
+swv_status* swvgo_captured_step_create(const swv_mesh* mesh, swv_tensor* const* parameters,
+                                       size_t count, uintptr_t handle,
+                                       swv_captured_step** out_step);
 swv_status* swvgo_module_memory(swv_module* module, uintptr_t handle, swv_string** out_text,
                                 swv_string** out_json);
 swv_status* swvgo_module_list_communication(swv_module* module, uintptr_t handle,

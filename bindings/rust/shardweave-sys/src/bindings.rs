@@ -108,6 +108,11 @@ pub struct swv_grad_scaler {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct swv_captured_step {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct swv_trace {
     _unused: [u8; 0],
 }
@@ -1452,7 +1457,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Where\n the schema wants a Tensor, a number does too; where it wants int[2], a single integer; where\n float, an integer. Writes as many results as the operator has; `capacity` must suffice, or be 0,\n which drops them. out_num_results may be NULL. An error lists the kinds that were\n given and the schemas if no overload fits."]
+    #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Where\n the schema wants a Tensor, a number does too, but for one that is written; where it wants int[2],\n a single integer; where float, an integer. Writes as many results as the operator has; `capacity`\n must suffice, or be 0, which drops them. out_num_results may be NULL. An error lists the kinds that\n were given and the schemas if no overload fits."]
     pub fn swv_op_call(
         op: *const swv_op,
         mode: swv_grad_mode,
@@ -2843,6 +2848,39 @@ extern "C" {
         scaler: *mut swv_grad_scaler,
         scale: f64,
         growth_tracker: i64,
+    ) -> *mut swv_status;
+}
+#[doc = " A step, on the thread of the call, which is the one whose operators are captured."]
+pub type swv_step_fn = ::std::option::Option<
+    unsafe extern "C" fn(user_data: *mut ::std::os::raw::c_void) -> *mut swv_status,
+>;
+extern "C" {
+    #[must_use]
+    #[doc = " Calls `step` once, on this thread and before it returns. `parameters`: those that the step has\n gradients for; without backward, a tensor that it reads. The step is captured on the GPU of the\n first one; without any, on the thread's current one. The handle is the caller's; it keeps the\n mesh. SWV_CODE_FAILED_PRECONDITION: LibTorch has no CUDA here, the backend is not NCCL, something\n is being captured already, the step wants a number on the host, or random numbers without\n kernels. SWV_CODE_INVALID_ARGUMENT: a parameter is on the CPU or on another GPU; a rank has\n captured another step. SWV_CODE_UNIMPLEMENTED: a step of another optimizer. A status of `step`\n comes out with its code. After an error the mesh can be used as before; what `step` has replaced\n by itself (gradients) has no values. COLLECTIVE."]
+    pub fn swv_captured_step_create(
+        mesh: *const swv_mesh,
+        parameters: *const *mut swv_tensor,
+        num_parameters: usize,
+        step: swv_step_fn,
+        user_data: *mut ::std::os::raw::c_void,
+        out_step: *mut *mut swv_captured_step,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[doc = " Waits for the last replay, and ends what the step has allocated: nothing of that may be used any\n more."]
+    pub fn swv_captured_step_free(step: *mut swv_captured_step);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " Runs it on the GPU, behind what is there; the host does not wait. COLLECTIVE."]
+    pub fn swv_captured_step_replay(step: *mut swv_captured_step) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " So far."]
+    pub fn swv_captured_step_replays(
+        step: *const swv_captured_step,
+        out_replays: *mut i64,
     ) -> *mut swv_status;
 }
 extern "C" {

@@ -78,6 +78,7 @@ mod ffi;
 mod arithmetic;
 mod auto_plan;
 mod autograd;
+mod captured_step;
 mod checkpoint;
 mod comm;
 mod data;
@@ -124,6 +125,7 @@ pub use autograd::{
     apply, checkpoint, gradients, inference, no_grad, with_grad_mode, BackwardOptions, Function,
     FunctionContext, GradMode,
 };
+pub use captured_step::CapturedStep;
 pub use checkpoint::{
     find_checkpoint, list_checkpoints, verify_checkpoint, write_safetensors, Checkpointer,
     CheckpointerOptions, LoadOptions, Loaded, Safetensors, State, StoredTensor,

@@ -2,8 +2,9 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 123] = [
+const NAMES: [(&str, &str); 124] = [
     ("build_info", "build_info"),
+    ("captured_step_create", "CapturedStep::capture"),
     ("checkpoint", "checkpoint"),
     ("checkpointer_create", "CheckpointerOptions::open"),
     ("clip_grad_norm", "clip_grad_norm"),
@@ -129,7 +130,8 @@ const NAMES: [(&str, &str); 123] = [
 ];
 
 /// What stands in front of the names of methods.
-const TYPES: [(&str, &str); 16] = [
+const TYPES: [(&str, &str); 17] = [
+    ("captured_step", "CapturedStep"),
     ("checkpointer", "Checkpointer"),
     ("comm", "Comm"),
     ("function_context", "FunctionContext"),

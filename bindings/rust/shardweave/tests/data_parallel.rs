@@ -4,10 +4,10 @@
 
 use shardweave::nn::{self, Layer};
 use shardweave::{
-    no_grad, Adafactor, Adam, AdamW, Code, DType, FullParamsOptions, FullyShardOptions, GradScaler,
-    GradScalerOptions, GradSync, GradSyncOptions, Lion, Mesh, Module, Muon, NativeModule,
-    Optimizer, ParameterPlan, Placement::*, Result, Schedule, Sgd, Source, Tensor, World,
-    ZeroOptions,
+    no_grad, Adafactor, Adam, AdamW, CapturedStep, Code, DType, FullParamsOptions,
+    FullyShardOptions, GradScaler, GradScalerOptions, GradSync, GradSyncOptions, Lion, Mesh,
+    Module, Muon, NativeModule, Optimizer, ParameterPlan, Placement::*, Result, Schedule, Sgd,
+    Source, Tensor, World, ZeroOptions,
 };
 
 const STEPS: usize = 5;
@@ -326,6 +326,29 @@ fn a_step_is_skipped_on_all_ranks_or_on_none() {
             assert_eq!(scaler.state()?, (16.0, 3));
             let three = scaler.scale(&Tensor::full(&[], 0.5)?)?.to_vec::<f32>()?;
             assert_eq!(three, [8.0]);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_step_is_captured_where_there_is_a_gpu() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let net = Net::new()?;
+            net.distribute(&mesh, &ParameterPlan::new(), Source::Same)?;
+            let parameters = net.parameters();
+            let parameters: Vec<_> = parameters.iter().map(|(_, tensor)| tensor).collect();
+            for given in [&parameters[..], &[]] {
+                let error = CapturedStep::capture(&mesh, given, || panic!("called")).unwrap_err();
+                assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+                assert_eq!(
+                    error.message(),
+                    "CapturedStep::capture: a step is captured on a GPU, and LibTorch has no CUDA \
+                     here: a tensor on a GPU, which loads it, comes first"
+                );
+            }
             Ok(())
         })
         .unwrap();

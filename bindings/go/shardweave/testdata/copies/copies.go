@@ -21,6 +21,8 @@ func optimizer(p *sw.Optimizer) { v := *p; _ = v.Step() }
 
 func gradScaler(p *sw.GradScaler) { v := *p; _ = v.Close() }
 
+func capturedStep(p *sw.CapturedStep) { v := *p; _ = v.Close() }
+
 func scheduler(p *sw.Scheduler) { v := *p; _ = v.Step() }
 
 func context(p *sw.FunctionContext) { v := *p; _ = v.Save() }
