@@ -2147,9 +2147,12 @@ SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_set_state(swv_grad_scaler* scal
  * --config=cuda). Callbacks, traces and counters see the step once. No number of it may be wanted
  * by the host (swv_tensor_item, swv_clip_grad_norm, a swv_grad_scaler): that is an error.
  *
- * What the step allocates stays the graph's as long as the handle is there: its results and the
- * gradients hold the numbers of the last replay. Tensors that it only reads (inputs, weights) must
- * stay where they are: their handles must live. All ranks of the mesh capture the same step, and
+ * What the step allocates stays the graph's as long as the handle is there: its results hold the
+ * numbers of the last replay, as do the gradients of `parameters`, which each replay makes their
+ * gradients again; the step makes them anew (zero_grad comes before backward, in it). What is used
+ * for the first time in the step is refused where a replay would make it anew: take a step before.
+ * Tensors that it only reads (inputs, weights) must stay where they are: their handles must live.
+ * All ranks of the mesh capture the same step, and
  * replay it equally often; a rank that does not is an error on the others. On one rank, or over
  * NCCL. */
 
@@ -2163,8 +2166,8 @@ typedef swv_status* (*swv_step_fn)(void* user_data);
  * is being captured already, the step wants a number on the host, or random numbers without
  * kernels. SWV_CODE_INVALID_ARGUMENT: a parameter is on the CPU or on another GPU; a rank has
  * captured another step. SWV_CODE_UNIMPLEMENTED: a step of another optimizer. A status of `step`
- * comes out with its code. After an error the mesh can be used as before; what `step` has replaced
- * by itself (gradients) has no values. COLLECTIVE. */
+ * comes out with its code. After an error the mesh can be used as before, and gradients are those
+ * of before. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_captured_step_create(const swv_mesh* mesh,
                                                           swv_tensor* const* parameters,
                                                           size_t num_parameters, swv_step_fn step,
