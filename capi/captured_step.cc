@@ -13,7 +13,6 @@
 
 struct swv_captured_step : shardweave::capi::Handle<shardweave::capi::Kind::kCapturedStep> {
   shardweave::CapturedStep step;
-  std::optional<c10::Device> gpu;  // of its parameters
 };
 
 namespace shardweave::capi {
@@ -47,15 +46,12 @@ swv_captured_step* new_captured_step(const swv_mesh* mesh, swv_tensor* const* pa
   const c10::OptionalDeviceGuard on_gpu(gpu);
   return saying_what_loads_cuda([&] {
     return make<swv_captured_step>(
-        CapturedStep::capture(
-            on, all, [&] { throw_if_failed(step(user_data), "step"); }, kHost),
-        gpu);
+        CapturedStep::capture(on, all, [&] { throw_if_failed(step(user_data), "step"); }, kHost));
   });
 }
 
 void replay(swv_captured_step& captured) {
   const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-  const c10::OptionalDeviceGuard on_gpu(captured.gpu);
   captured.step.replay();
 }
 

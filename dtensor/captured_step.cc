@@ -6,6 +6,7 @@
 
 #include "ATen/autocast_mode.h"
 #include "ATen/ops/zeros.h"
+#include "c10/core/DeviceGuard.h"
 #include "c10/core/Event.h"
 #include "c10/core/StreamGuard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
@@ -147,6 +148,7 @@ struct CapturedStep::State {
       throw Error(
           absl::FailedPreconditionError("a step is being captured; none is replayed in it"));
     }
+    const c10::DeviceGuard on(device);  // the thread may be another one than captured it
     throw_if_error(context->on_device.wait_on(current_stream(device)));
     for (const Communicator* group : capture.groups()) throw_if_error(group->health());
     // What is whole has the weights of before.
