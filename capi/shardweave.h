@@ -2141,8 +2141,9 @@ SWV_API SWV_MUST_USE swv_status* swv_grad_scaler_set_state(swv_grad_scaler* scal
  *   }
  *
  * Nothing of the step runs when it is captured: the first replay is the first time. All shapes are
- * those of that call, and so is what the host decides in it (branches, numbers that it computes).
- * Read anew in each replay: steps and learning rates of a swv_optimizer (SGD, Adam, AdamW); random
+ * those of that call, and so is what the host decides in it (branches, numbers that it computes):
+ * the next batch and a schedule's learning rate come between replays, never in the step. Between
+ * them anything may be called: it finds the weights as the last one has left them. Read anew in each replay: steps and learning rates of a swv_optimizer (SGD, Adam, AdamW); random
  * numbers go on as if the step had been called (where the library has kernels for them:
  * --config=cuda). Callbacks, traces and counters see the step once. No number of it may be wanted
  * by the host (swv_tensor_item, swv_clip_grad_norm, a swv_grad_scaler): that is an error.

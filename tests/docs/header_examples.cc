@@ -889,14 +889,24 @@ absl::Status gpus_of_all_ranks(const Model& model) {
 
 bool next_batch(const at::Tensor& words);
 
-void captured_steps(const MeshPtr& mesh, const Model& model, const std::function<void()>& train,
-                    const at::Tensor& words, const at::Tensor& loss) {
+void captured_steps(const MeshPtr& mesh, const Model& model, FusedOptimizer& optimizer,
+                    const std::function<at::Tensor(const at::Tensor&)>& loss_of,
+                    const std::function<double(int)>& schedule, const at::Tensor& words) {
   int n = 0;
+  at::Tensor loss;
+  const auto train = [&] {
+    optimizer.zero_grad();  // gradients are made anew in the step
+    loss = loss_of(words);
+    loss.backward();
+    finish_grad_sync(*model);
+    optimizer.step();
+  };
   for (int i = 0; i < 3; ++i) train();  // as ever: what is made at first use is there
-  CapturedStep step = CapturedStep::capture(mesh, model->parameters(), train);
+  CapturedStep captured = CapturedStep::capture(mesh, model->parameters(), train);
   while (next_batch(words)) {  // words.copy_(...): inputs are where they were
-    step.replay();
-    if (++n % 100 == 0) std::cout << loss.item<float>() << "\n";  // and so are results
+    captured.replay();
+    optimizer.set_lr(schedule(++n));  // between replays, never in the step
+    if (n % 100 == 0) std::cout << loss.item<float>() << "\n";  // as are results
   }
 }
 

@@ -20,8 +20,9 @@ import (
 //		}
 //	}
 //
-// All shapes are those of the capture, and so is what the host decides in the step (branches, numbers that it computes). Read
-// anew in each replay: steps and learning rates of an [Optimizer] (SGD, Adam, AdamW), and random numbers go on as if the step
+// All shapes are those of the capture, and so is what the host decides in the step (branches, numbers that it computes): the
+// next batch and a schedule's learning rate come between replays, never in the step, and ZeroGrad before Backward, in it.
+// Between replays anything may be called: it finds the weights as the last one has left them. Read anew in each replay: steps and learning rates of an [Optimizer] (SGD, Adam, AdamW), and random numbers go on as if the step
 // had been called (where the library has kernels for them: --config=cuda). Functions of Go, traces and counters see the step
 // once. No number of it may be wanted by the host ([Tensor.Item], [ClipGradNorm], a [GradScaler]): that is an error.
 //

@@ -59,7 +59,10 @@ handle! {
     /// ```
     ///
     /// All shapes are those of the capture, and so is what the host decides in the step (branches,
-    /// numbers that it computes). Read anew in each replay: steps and learning rates of an
+    /// numbers that it computes): the next batch and a schedule's learning rate come between
+    /// replays, never in the step, and `zero_grad` before the backward, in it. Between replays
+    /// anything may be called: it finds the weights as the last one has left them. Read anew in
+    /// each replay: steps and learning rates of an
     /// [`Optimizer`](crate::Optimizer) (`Sgd`, `Adam`, `AdamW`); random numbers go on as if the
     /// step had been called (where the library has kernels for them: `--config=cuda`). Closures,
     /// traces and counters see the step once. No number of it may be wanted by the host
