@@ -418,8 +418,9 @@ class NcclBackend : public Backend {
     };
     const auto aborts = std::make_shared<Aborts>();
     aborts->left = comms.size();
+    std::vector<std::thread> threads;
     for (NcclComm comm : comms) {
-      std::thread([aborts, comm, library = library_, device = device_] {
+      threads.emplace_back([aborts, comm, library = library_, device = device_] {
         {
           const CurrentDevice on(*library, device);
           library->ncclCommAbort(comm);
@@ -427,12 +428,13 @@ class NcclBackend : public Backend {
         const std::lock_guard done(aborts->mutex);
         --aborts->left;
         aborts->done.notify_all();
-      }).detach();
+      });
     }
-    {
-      std::unique_lock waiting(aborts->mutex);
-      aborts->done.wait_for(waiting, kGrace, [&] { return aborts->left == 0; });
-    }
+    std::unique_lock waiting(aborts->mutex);
+    const bool all_ended =
+        aborts->done.wait_for(waiting, kGrace, [&] { return aborts->left == 0; });
+    waiting.unlock();
+    for (std::thread& thread : threads) all_ended ? thread.join() : thread.detach();
     lock.lock();
   }
 
