@@ -69,7 +69,7 @@ void check(const std::vector<at::Tensor>& parameters, const std::optional<c10::D
 
 }  // namespace
 
-// What capture() changes of the parameters' gradients, and of the nodes that add them up.
+// The parameters' gradients: before a capture, and those that replays write.
 class CapturedStep::Gradients {
  public:
   explicit Gradients(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
@@ -144,7 +144,7 @@ struct CapturedStep::State {
   }
 
   void replay() {
-    if (context->capture != nullptr) {
+    if (Capture::current() != nullptr || context->capture != nullptr) {
       throw Error(
           absl::FailedPreconditionError("a step is being captured; none is replayed in it"));
     }

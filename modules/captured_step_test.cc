@@ -408,6 +408,25 @@ TEST(CapturedStepErrorTest, AnotherMesh) {
                absl::StatusCode::kFailedPrecondition, "another mesh");
 }
 
+TEST(CapturedStepErrorTest, AnOptimizerAndAReplayOfAnotherMesh) {
+  for (const bool replays : {false, true}) {
+    expect_error(
+        try_on_gpus({{"dp", 2}, {"tp", 2}},
+                    [&](const MeshPtr& mesh) {
+                      const MeshPtr tp = value_or_throw(mesh->slice({"tp"}));
+                      at::Tensor p = distribute_tensor(at::ones({4}).to(at::kCUDA), tp, {Shard(0)});
+                      p.requires_grad_();
+                      p.mutable_grad() = p.detach().clone();
+                      FusedOptimizer optimizer({p}, AdamWOptions{});
+                      optimizer.step();
+                      CapturedStep other = CapturedStep::capture(tp, {}, [] {});
+                      CapturedStep::capture(mesh, {},
+                                            [&] { replays ? other.replay() : optimizer.step(); });
+                    }),
+        absl::StatusCode::kFailedPrecondition, replays ? "none is replayed in it" : "another mesh");
+  }
+}
+
 // Positions, a mask: they are compared when they are met first, by the host.
 TEST(CapturedStepTest, PlainTensorsThatTheStepMakes) {
   on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {

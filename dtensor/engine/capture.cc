@@ -82,18 +82,15 @@ void Capture::prepare() {
 
 void check_captured_mesh(const MeshContext& context) {
   if (the_mesh == nullptr || the_mesh == &context) return;
-  throw Error(
-      absl::FailedPreconditionError("something is done on another mesh than that of the step that "
-                                    "is captured: capture it with the "
-                                    "mesh that its tensors are on"));
+  throw Error(absl::FailedPreconditionError(
+      "something is done on another mesh than that of the step that is captured"));
 }
 
 void check_drawn_by_host(const MeshContext& context) {
   if (context.capture == nullptr) return;
   throw Error(absl::FailedPreconditionError(
-      "random numbers that the host draws, in a step that is captured: a replay would have the "
-      "same. "
-      "Programs built with --config=cuda draw most kinds on the GPU"));
+      "random numbers that the host draws, in a step that is captured: replays would repeat them; "
+      "programs built with --config=cuda draw most kinds on the GPU"));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -80,7 +80,10 @@ void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& gra
 // Of the step that is being captured, also where a hook on autograd's thread takes an optimizer's step.
 Capture* capture_of(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
-    if (is_dtensor(parameter)) return meta_of(parameter).context->capture;
+    if (!is_dtensor(parameter)) continue;
+    const MeshContext& context = *meta_of(parameter).context;
+    check_captured_mesh(context);
+    if (context.capture != nullptr) return context.capture;
   }
   return Capture::current();
 }
