@@ -6,12 +6,11 @@
 
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/backend.h"
+#include "shardweave/comm/rendezvous/rendezvous.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
 namespace {
-
-constexpr int kMaxRanks = 1 << 20;
 
 static_assert(static_cast<int>(OpKind::kAllReduce) == SWV_COLLECTIVE_ALL_REDUCE);
 static_assert(static_cast<int>(OpKind::kBarrier) == SWV_COLLECTIVE_BARRIER);
@@ -131,7 +130,7 @@ class TableBackend : public Backend {
 
 GroupInfo group_info(const swv_group* given) {
   const swv_group g = required_options<swv_group>(given, SWV_GROUP_INIT, "group");
-  if (g.num_ranks < 1 || g.num_ranks > kMaxRanks || g.rank < 0 || g.rank >= g.num_ranks) {
+  if (g.num_ranks < 1 || g.num_ranks > kMaxWorldSize || g.rank < 0 || g.rank >= g.num_ranks) {
     fail_argument("group", str_cat("says rank ", g.rank, " of ", g.num_ranks));
   }
   GroupInfo info{std::string(text_or(g.name, "world", "group.name")), g.rank, {}};

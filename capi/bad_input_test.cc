@@ -925,6 +925,10 @@ TEST_F(BadInputTest, Rendezvous) {
   r.port = 1234;
   r.rank = 3;
   expect_fails(swv_world_join(&r, nullptr, &world), SWV_CODE_INVALID_ARGUMENT, "swv_world_join: ");
+  r.rank = 0;
+  r.world_size = std::numeric_limits<int32_t>::max();  // before memory is taken for each rank
+  expect_fails(swv_world_join(&r, nullptr, &world), SWV_CODE_INVALID_ARGUMENT,
+               "world size 2147483647: wanted 1 to 1048576");
   expect_fails(swv_world_create_counting(8, 8, &world), SWV_CODE_INVALID_ARGUMENT,
                "swv_world_create_counting: ");
   swv_world_options options = SWV_WORLD_OPTIONS_INIT;

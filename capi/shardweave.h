@@ -339,7 +339,7 @@ SWV_API SWV_MUST_USE swv_status* swv_world_from_environment(const swv_world_opti
 typedef struct swv_rendezvous {
   size_t struct_size;
   int32_t rank;
-  int32_t world_size;
+  int32_t world_size; /* 1 .. 2^20 */
   const char* file;   /* a path that all ranks can open and only this run uses; or NULL and */
   const char* host;   /* where rank 0 serves a store, as the others reach it */
   int32_t port;       /* 1 .. 65535 */

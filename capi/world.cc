@@ -4,13 +4,11 @@
 #include "shardweave/comm/counting/counting.h"
 #include "shardweave/comm/environment/from_environment.h"
 #include "shardweave/comm/inproc/inproc.h"
+#include "shardweave/comm/rendezvous/rendezvous.h"
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
 namespace {
-
-constexpr int kMaxLocalRanks = 4096;
-constexpr int kMaxCountingRanks = 1 << 20;  // which are not there, but have names
 
 WorldOptions world_options(const swv_world_options* given) {
   const swv_world_options o = options<swv_world_options>(given, SWV_WORLD_OPTIONS_INIT, "options");
@@ -35,7 +33,7 @@ WorldOptions local_options(const swv_world_options* given) {
   return result;
 }
 
-void check_num_ranks(int32_t num_ranks, int32_t most = kMaxLocalRanks) {
+void check_num_ranks(int32_t num_ranks, int32_t most = kMaxInprocRanks) {
   if (num_ranks < 1 || num_ranks > most) {
     fail_argument("num_ranks", str_cat("is ", num_ranks, "; wanted 1 to ", most));
   }
@@ -135,7 +133,7 @@ swv_status* swv_world_join(const swv_rendezvous* rendezvous, const swv_world_opt
 
 swv_status* swv_world_create_counting(int32_t rank, int32_t num_ranks, swv_world** out_world) {
   return guarded(__func__, out_world, "out_world", [&] {
-    check_num_ranks(num_ranks, kMaxCountingRanks);
+    check_num_ranks(num_ranks, shardweave::kMaxWorldSize);
     return new_world(std::make_shared<shardweave::World>(check(shardweave::count_communication(
         rank, num_ranks, std::make_shared<shardweave::CountingLog>()))));
   });

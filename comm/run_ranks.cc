@@ -32,8 +32,9 @@ absl::Status run_body(World& world, const std::function<absl::Status(World&)>& b
 
 absl::Status run_ranks(int num_ranks, const std::function<absl::Status(World&)>& body,
                        const WorldOptions& options) {
-  if (num_ranks < 1) {
-    return absl::InvalidArgumentError(str_cat("want 1 rank or more, not ", num_ranks));
+  if (num_ranks < 1 || num_ranks > kMaxInprocRanks) {
+    return absl::InvalidArgumentError(
+        str_cat("run_ranks: num_ranks is ", num_ranks, ": wanted 1 to ", kMaxInprocRanks));
   }
   InprocHub hub(num_ranks);
   std::mutex mutex;

@@ -1,12 +1,15 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <limits>
 #include <stdexcept>
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "shardweave/comm/inproc/inproc.h"
 #include "shardweave/comm/status_exception.h"
+#include "shardweave/comm/str_cat.h"
 #include "shardweave/comm/world.h"
 
 namespace shardweave {
@@ -52,9 +55,11 @@ TEST(RunRanksTest, TakesABodyThatReturnsNothing) {
 }
 
 TEST(RunRanksTest, NeedsARank) {
-  const absl::Status status = run_ranks(0, [](World&) {});
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(contains(status, "not 0")) << status;
+  for (const int num_ranks : {-1, 0, kMaxInprocRanks + 1, std::numeric_limits<int>::max()}) {
+    const absl::Status status = run_ranks(num_ranks, [](World&) {});
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(contains(status, str_cat("is ", num_ranks, ": wanted 1 to 4096"))) << status;
+  }
 }
 
 TEST(RunRanksTest, AFailureEndsAllAndIsTheResult) {

@@ -21,7 +21,10 @@
 
 namespace shardweave {
 
-// The world of the ranks of one process. Any thread may use it; communicators may outlive it.
+// The most ranks that one process may have: each is a thread.
+inline constexpr int kMaxInprocRanks = 4096;
+
+// The world of the ranks of one process, 1 to kMaxInprocRanks. Any thread may use it; communicators may outlive it.
 class InprocHub {
  public:
   explicit InprocHub(int num_ranks);

@@ -156,7 +156,7 @@ absl::StatusOr<RendezvousInfo> detect_rendezvous(const Environment& environment)
     Reader reader(launcher, environment);
     RendezvousInfo info;
     info.launcher = launcher.name;
-    info.world_size = reader.number(launcher.world_size, "the number of ranks", 1);
+    info.world_size = reader.number(launcher.world_size, "the number of ranks", 1, kMaxWorldSize);
     info.rank = reader.number(launcher.rank, "this rank's number", 0, info.world_size - 1);
     info.local_world_size = reader.optional_number(launcher.local_world_size, 1, info.world_size);
     info.local_rank = reader.optional_number(launcher.local_rank, 0,
@@ -178,7 +178,9 @@ absl::Status validate(const RendezvousInfo& info) {
   auto error = [&](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat("rendezvous by ", info.launcher, ": ", what...));
   };
-  if (info.world_size < 1) return error("world size ", info.world_size, ": wanted at least 1");
+  if (info.world_size < 1 || info.world_size > kMaxWorldSize) {
+    return error("world size ", info.world_size, ": wanted 1 to ", kMaxWorldSize);
+  }
   if (info.rank < 0 || info.rank >= info.world_size) {
     return error("rank ", info.rank, ": wanted 0 to ", info.world_size - 1);
   }

@@ -22,6 +22,10 @@
 
 namespace shardweave {
 
+// The most ranks that a run may have: a larger number is a mistake, and would cost memory for each
+// rank before anybody came.
+inline constexpr int kMaxWorldSize = 1 << 20;
+
 // The place of the store. Either a file that all ranks can open, or a TCP address.
 struct MeetingPoint {
   std::string file;  // of a file store; if not empty, the rest means nothing

@@ -297,7 +297,9 @@ TEST(RendezvousTest, IllFormedVariablesAreNamedWithTheirValues) {
   expect_invalid(changed(good, {{"RANK", "2"}}), {"RANK is \"2\"", "from 0 to 1"});
   expect_invalid(changed(good, {{"RANK", "1.0"}}), {"RANK is \"1.0\""});
   expect_invalid(changed(good, {{"WORLD_SIZE", "0"}}),
-                 {"WORLD_SIZE is \"0\": wanted a whole number of at least 1"});
+                 {"WORLD_SIZE is \"0\": wanted a whole number from 1 to 1048576"});
+  expect_invalid(changed(good, {{"WORLD_SIZE", "1048577"}}),
+                 {"WORLD_SIZE is \"1048577\": wanted a whole number from 1 to 1048576"});
   expect_invalid(changed(good, {{"WORLD_SIZE", "99999999999"}}), {"WORLD_SIZE is \"99999999999\""});
   expect_invalid(changed(good, {{"WORLD_SIZE", ""}}), {"WORLD_SIZE is not set"});
   expect_invalid(changed(good, {{"MASTER_PORT", "0"}}), {"MASTER_PORT is \"0\"", "1 to 65535"});
@@ -331,6 +333,9 @@ TEST(RendezvousTest, ValidatesExplicitArguments) {
   EXPECT_THAT(message(info), HasSubstr("host \"h\", port 0"));
   info.meeting_point.port = 1;
   EXPECT_TRUE(validate(info).ok());
+  info.world_size = kMaxWorldSize;
+  EXPECT_TRUE(validate(info).ok());
+  info.world_size = 2;
   info.local_rank = -1;
   EXPECT_THAT(message(info), HasSubstr("local rank -1"));
   info.rank = 2;
@@ -339,6 +344,8 @@ TEST(RendezvousTest, ValidatesExplicitArguments) {
   EXPECT_THAT(message(info), HasSubstr("rank -1"));
   info.world_size = 0;
   EXPECT_THAT(message(info), HasSubstr("world size 0"));
+  info.world_size = kMaxWorldSize + 1;
+  EXPECT_THAT(message(info), HasSubstr("world size 1048577: wanted 1 to 1048576"));
 }
 
 TEST(SlurmTest, FirstHost) {
