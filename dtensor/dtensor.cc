@@ -521,6 +521,7 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
                     std::source_location where) {
   RECORD_FUNCTION("shardweave::to_local", {});
   DTensorMeta& meta = checked_meta(tensor, "to_local");
+  if (const Resting* resting = resting_of(tensor)) resting->unit->settle();  // it may be written
   settle_plain_tensors(*meta.context);
   hand_out(meta);
   const Layout grad_layout =

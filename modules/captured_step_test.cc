@@ -19,6 +19,7 @@
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/testing/words_net.h"
 #include "torch/nn.h"
 
 namespace shardweave {
@@ -27,59 +28,28 @@ namespace {
 using ::testing::HasSubstr;
 using testing::host;
 using testing::host_waits;
+using testing::kBatch;
+using testing::kDim;
+using testing::kHidden;
+using testing::loss_of;
+using testing::make_words_net;
 using testing::on_gpus;
 using testing::on_mesh;
 using testing::try_on_gpus;
+using testing::words_of;
+using testing::WordsNet;
 namespace nn = torch::nn;
 
-constexpr int64_t kDim = 6, kHidden = 10, kWords = 11, kBatch = 4, kLength = 3;
 constexpr int kEager = 2, kReplayed = 3;
 
 const FakeGpuScript kSlow = {.delay_microseconds = 500, .operation_milliseconds = 1};
-
-struct NetImpl : nn::Module {
-  NetImpl() {
-    embed = register_module("embed", nn::Embedding(kWords, kDim));
-    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
-    up = register_module("up", nn::Linear(kDim, kHidden));
-    down = register_module("down", nn::Linear(kHidden, kDim));
-    head = register_module("head", nn::Linear(kDim, kWords));
-  }
-  at::Tensor forward(const at::Tensor& words) {
-    const at::Tensor x = embed(words);
-    return head(x + down(at::gelu(up(norm(x)))));
-  }
-  nn::Embedding embed{nullptr};
-  nn::LayerNorm norm{nullptr};
-  nn::Linear up{nullptr}, down{nullptr}, head{nullptr};
-};
-TORCH_MODULE(Net);
-
-Net make_net() {
-  Net net;
-  const c10::AutoGradMode no_grad(false);
-  double k = 0;
-  for (at::Tensor p : net->parameters()) {
-    p.copy_(at::sin(at::arange(p.numel(), at::kFloat) * 0.7 + ++k).view(p.sizes()) * 0.5);
-  }
-  return net;
-}
-
-// Other words in each step.
-at::Tensor words_of(int step) {
-  return at::arange(kBatch * kLength).mul(7).add(step).remainder(kWords).view({kBatch, kLength});
-}
-
-at::Tensor loss_of(Net& net, const at::Tensor& words, const at::Tensor& wanted) {
-  return nn::functional::cross_entropy(net(words).view({-1, kWords}), wanted.view({-1}));
-}
 
 double lr_of(int step) {
   return 1e-2 / (1 + step);
 }
 
 std::vector<float> losses_of_one_device(const OptimizerOptions& options, int steps) {
-  Net net = make_net();
+  WordsNet net = make_words_net();
   FusedOptimizer optimizer(net->parameters(), options);
   std::vector<float> result;
   for (int step = 0; step < steps; ++step) {
@@ -93,7 +63,7 @@ std::vector<float> losses_of_one_device(const OptimizerOptions& options, int ste
   return result;
 }
 
-using Prepare = std::function<std::shared_ptr<void>(Net&, const MeshPtr&)>;
+using Prepare = std::function<std::shared_ptr<void>(WordsNet&, const MeshPtr&)>;
 
 // Eager steps, replayed ones, and an eager one at last.
 void check_training(const std::vector<MeshDim>& dims, const Placements& batch,
@@ -102,7 +72,7 @@ void check_training(const std::vector<MeshDim>& dims, const Placements& batch,
   on_gpus(
       dims,
       [&](const MeshPtr& mesh) {
-        Net net = make_net();
+        WordsNet net = make_words_net();
         net->to(at::kCUDA);
         const std::shared_ptr<void> kept = prepare(net, mesh);
         FusedOptimizer optimizer(net->parameters(), options);
@@ -152,17 +122,17 @@ void check_training(const std::vector<MeshDim>& dims, const Placements& batch,
       kSlow);
 }
 
-std::shared_ptr<void> replicated(Net& net, const MeshPtr& mesh) {
+std::shared_ptr<void> replicated(WordsNet& net, const MeshPtr& mesh) {
   distribute_module(*net, mesh, ParameterPlan());
   return nullptr;
 }
 
 // Of the plan of tensor parallelism.
-std::shared_ptr<void> tensor_parallel(Net& net, const MeshPtr& mesh) {
+std::shared_ptr<void> tensor_parallel(WordsNet& net, const MeshPtr& mesh) {
   ShardingPlan plan;
   plan.parameter = {{"embed.weight", NamedPlacements{{"tp", Shard(0)}}},
-                    {"up.*", NamedPlacements{{"tp", Shard(0)}}},
-                    {"down.weight", NamedPlacements{{"tp", Shard(1)}}},
+                    {"blocks.*.up.*", NamedPlacements{{"tp", Shard(0)}}},
+                    {"blocks.*.down.weight", NamedPlacements{{"tp", Shard(1)}}},
                     {"head.*", NamedPlacements{{"tp", Shard(0)}}}};
   parallelize_module(*net, mesh, plan);
   return nullptr;
@@ -182,7 +152,7 @@ TEST(CapturedStepTest, DataParallel) {
 }
 
 TEST(CapturedStepTest, DistributedDataParallel) {
-  check_training({{"dp", 2}}, {Shard(0)}, [](Net& net, const MeshPtr& mesh) {
+  check_training({{"dp", 2}}, {Shard(0)}, [](WordsNet& net, const MeshPtr& mesh) {
     return std::shared_ptr<GradSync>(new GradSync(distributed_data_parallel(*net, mesh)));
   });
 }
@@ -196,17 +166,17 @@ INSTANTIATE_TEST_SUITE_P(
     Modes, CapturedFullyShardTest,
     ::testing::Values(FullyShardOptions{.units = {"*"}},
                       FullyShardOptions{.units = {"*"}, .reshard_after_forward = false},
-                      FullyShardOptions{.units = {"up", "down"}, .equal_segments = true}));
+                      FullyShardOptions{.units = {"blocks.*"}, .equal_segments = true}));
 
 TEST_P(CapturedFullyShardTest, Trains) {
-  check_training({{"dp", 2}}, {Shard(0)}, [](Net& net, const MeshPtr& mesh) {
+  check_training({{"dp", 2}}, {Shard(0)}, [](WordsNet& net, const MeshPtr& mesh) {
     fully_shard(*net, mesh, GetParam());
     return nullptr;
   });
 }
 
 TEST(CapturedStepTest, FullyShardOfNeighbours) {
-  check_training({{"dp", 4}}, {Shard(0)}, [](Net& net, const MeshPtr& mesh) {
+  check_training({{"dp", 4}}, {Shard(0)}, [](WordsNet& net, const MeshPtr& mesh) {
     fully_shard(*net, mesh, {.units = {"*"}, .reshard_after_forward_ranks = 2});
     return nullptr;
   });
@@ -214,7 +184,7 @@ TEST(CapturedStepTest, FullyShardOfNeighbours) {
 
 TEST(CapturedStepTest, TensorParallelInsideFullyShard) {
   check_training({{"dp", 2}, {"tp", 2}}, {Shard(0), Replicate()},
-                 [](Net& net, const MeshPtr& mesh) {
+                 [](WordsNet& net, const MeshPtr& mesh) {
                    tensor_parallel(net, mesh);
                    fully_shard(*net, mesh, {.mesh_dim = "dp", .units = {"*"}});
                    return nullptr;

@@ -16,9 +16,11 @@
 #include "shardweave/modules/checkpoint/checkpointer.h"
 #include "shardweave/modules/checkpoint/state_dict.h"
 #include "shardweave/modules/data_parallel.h"
+#include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/testing/words_net.h"
 #include "shardweave/modules/zero.h"
 #include "torch/nn.h"
 
@@ -27,71 +29,29 @@ namespace {
 
 using testing::host;
 using testing::host_waits;
+using testing::kBatch;
+using testing::kDim;
+using testing::kHidden;
+using testing::loss_of;
+using testing::make_words_net;
 using testing::on_gpus;
+using testing::words_of;
+using testing::WordsNet;
 namespace nn = torch::nn;
 
-constexpr int64_t kDim = 6, kHidden = 10, kWords = 11, kBatch = 4, kLength = 3;
 constexpr int kSteps = 4;
 
 // Whoever forgets to wait for one of NCCL's operations, or for what came before it, is too early.
 const FakeGpuScript kSlow = {.delay_microseconds = 500, .operation_milliseconds = 2};
 
-struct BlockImpl : nn::Module {
-  BlockImpl() {
-    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
-    up = register_module("up", nn::Linear(kDim, kHidden));
-    down = register_module("down", nn::Linear(kHidden, kDim));
-  }
-  at::Tensor forward(const at::Tensor& x) { return x + down(at::gelu(up(norm(x)))); }
-  nn::LayerNorm norm{nullptr};
-  nn::Linear up{nullptr}, down{nullptr};
-};
-TORCH_MODULE(Block);
-
-struct NetImpl : nn::Module {
-  NetImpl() {
-    embed = register_module("embed", nn::Embedding(kWords, kDim));
-    blocks = register_module("blocks", nn::ModuleList());
-    for (int i = 0; i < 3; ++i) blocks->push_back(Block());
-    head = register_module("head", nn::Linear(kDim, kWords));
-  }
-  at::Tensor forward(const at::Tensor& tokens) {
-    at::Tensor x = embed(tokens);
-    for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
-    return head(x);
-  }
-  nn::Embedding embed{nullptr};
-  nn::ModuleList blocks{nullptr};
-  nn::Linear head{nullptr};
-};
-TORCH_MODULE(Net);
-
-Net make_net() {
-  Net net;
-  const c10::AutoGradMode no_grad(false);
-  double k = 0;
-  for (at::Tensor p : net->parameters()) {
-    p.copy_(at::sin(at::arange(p.numel(), at::kFloat) * 0.7 + ++k).view(p.sizes()) * 0.5);
-  }
-  return net;
-}
-
-at::Tensor tokens() {
-  return at::arange(kBatch * kLength).mul(7).remainder(kWords).view({kBatch, kLength});
-}
-
-at::Tensor loss_of(Net& net, const at::Tensor& words, const at::Tensor& wanted) {
-  return nn::functional::cross_entropy(net(words).view({-1, kWords}), wanted.view({-1}));
-}
-
 const std::vector<float>& losses_of_one_device() {
   static const std::vector<float> losses = [] {
-    Net net = make_net();
+    WordsNet net = make_words_net();
     FusedOptimizer optimizer(net->parameters(), AdamWOptions{.lr = 1e-2});
     std::vector<float> result;
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
-      const at::Tensor loss = loss_of(net, tokens(), tokens().roll(1, 1));
+      const at::Tensor loss = loss_of(net, words_of(0), words_of(1));
       loss.backward();
       optimizer.step();
       result.push_back(loss.item<float>());
@@ -103,13 +63,13 @@ const std::vector<float>& losses_of_one_device() {
 
 // `prepare` shards the model; what it returns goes on living until the end.
 void check_training(const std::vector<MeshDim>& dims, const Placements& batch,
-                    const std::function<std::shared_ptr<void>(Net&, const MeshPtr&)>& prepare,
-                    const std::function<std::function<void()>(Net&)>& make_step = {}) {
+                    const std::function<std::shared_ptr<void>(WordsNet&, const MeshPtr&)>& prepare,
+                    const std::function<std::function<void()>(WordsNet&)>& make_step = {}) {
   const std::vector<float>& wanted = losses_of_one_device();
   on_gpus(
       dims,
       [&](const MeshPtr& mesh) {
-        Net net = make_net();
+        WordsNet net = make_words_net();
         net->to(at::kCUDA);
         const std::shared_ptr<void> kept = prepare(net, mesh);
         std::shared_ptr<FusedOptimizer> optimizer;
@@ -126,7 +86,7 @@ void check_training(const std::vector<MeshDim>& dims, const Placements& batch,
         const auto data = [&](const at::Tensor& t) {
           return distribute_tensor(t.to(at::kCUDA), mesh, batch);
         };
-        const at::Tensor words = data(tokens()), next = data(tokens().roll(1, 1));
+        const at::Tensor words = data(words_of(0)), next = data(words_of(1));
         std::vector<at::Tensor> losses;
         for (int i = 0; i < kSteps; ++i) {
           const int64_t before = host_waits();
@@ -181,7 +141,7 @@ TEST(CudaTest, AdafactorWaitsTwice) {
 }
 
 TEST(CudaTest, DistributedDataParallel) {
-  check_training({{"dp", 2}}, {Shard(0)}, [](Net& net, const MeshPtr& mesh) {
+  check_training({{"dp", 2}}, {Shard(0)}, [](WordsNet& net, const MeshPtr& mesh) {
     return std::shared_ptr<GradSync>(new GradSync(distributed_data_parallel(*net, mesh)));
   });
 }
@@ -192,11 +152,11 @@ INSTANTIATE_TEST_SUITE_P(Stages, CudaZeroTest, ::testing::Values(1, 2));
 TEST_P(CudaZeroTest, Trains) {
   check_training(
       {{"dp", 2}}, {Shard(0)},
-      [](Net& net, const MeshPtr& mesh) {
+      [](WordsNet& net, const MeshPtr& mesh) {
         distribute_module(*net, mesh, ParameterPlan());
         return nullptr;
       },
-      [](Net& net) -> std::function<void()> {
+      [](WordsNet& net) -> std::function<void()> {
         auto optimizer = std::make_shared<ZeroRedundancyOptimizer<FusedOptimizer>>(
             net->parameters(), AdamWOptions{.lr = 1e-2}, ZeroOptions{.stage = GetParam()});
         return [optimizer] {
@@ -240,7 +200,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(CudaFullyShardTest, Trains) {
   const Sharding& how = GetParam();
-  check_training(how.dims, how.batch, [&](Net& net, const MeshPtr& mesh) {
+  check_training(how.dims, how.batch, [&](WordsNet& net, const MeshPtr& mesh) {
     fully_shard(*net, mesh, how.options);
     return nullptr;
   });
@@ -248,7 +208,7 @@ TEST_P(CudaFullyShardTest, Trains) {
 
 TEST(CudaTest, TensorParallelInsideFullyShard) {
   check_training({{"dp", 2}, {"tp", 2}}, {Shard(0), Replicate()},
-                 [](Net& net, const MeshPtr& mesh) {
+                 [](WordsNet& net, const MeshPtr& mesh) {
                    ShardingPlan plan;
                    plan.parameter = {{"blocks.*.up.*", NamedPlacements{{"tp", Shard(0)}}},
                                      {"blocks.*.down.weight", NamedPlacements{{"tp", Shard(1)}}}};
@@ -336,14 +296,39 @@ TEST(CudaFullyShardStreamsTest, GradientsAreSentFromMemoryOfAnotherStream) {
       kLate);
 }
 
+// A model that is recorded, and moved before it is made.
+TEST(CudaTest, DeferredModelsMove) {
+  on_gpus({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const MaterializeOptions seeded = {.seed = 7};
+    const auto make = [] { return WordsNet(1); };
+    WordsNet wanted = deferred_init(make), net = deferred_init(make), plain = deferred_init(make);
+    materialize(*wanted, seeded);
+    net->to(at::kCUDA);
+    fully_shard(*net, mesh);
+    materialize(*net, seeded);
+    plain->to(at::Device(at::kCUDA, 5), at::kDouble);
+    materialize(*plain, seeded);
+    for (const auto& item : wanted->named_parameters()) {
+      const at::Tensor p = *net->named_parameters().find(item.key());
+      EXPECT_TRUE(p.is_cuda()) << item.key();
+      EXPECT_TRUE(to_local(p.detach()).is_cuda()) << item.key();
+      EXPECT_TRUE(at::equal(host(p), item.value())) << item.key();
+      const at::Tensor q = *plain->named_parameters().find(item.key());
+      EXPECT_EQ(q.device(), at::Device(at::kCUDA, 5));
+      EXPECT_EQ(q.dtype(), at::kDouble);
+      EXPECT_TRUE(at::equal(host(q), item.value().to(at::kDouble))) << item.key();
+    }
+  });
+}
+
 // Saved on GPUs, loaded on the CPU and on GPUs of another mesh.
 TEST(CudaTest, Checkpoints) {
   const std::string directory = ::testing::TempDir() + "/cuda_checkpoint";
   std::filesystem::remove_all(directory);
   std::vector<at::Tensor> wanted;
-  for (const at::Tensor& p : make_net()->parameters()) wanted.push_back(p.detach() * 2);
+  for (const at::Tensor& p : make_words_net()->parameters()) wanted.push_back(p.detach() * 2);
   on_gpus({{"dp", 2}}, [&](const MeshPtr& mesh) {
-    Net net = make_net();
+    WordsNet net = make_words_net();
     net->to(at::kCUDA);
     fully_shard(*net, mesh, {.units = {"blocks.*"}});
     {
@@ -355,7 +340,7 @@ TEST(CudaTest, Checkpoints) {
     save_checkpoint(directory, 7, state, mesh);
   });
   on_gpus({{"dp", 3}}, [&](const MeshPtr& mesh) {
-    Net net = make_net();
+    WordsNet net = make_words_net();
     net->to(at::kCUDA);
     fully_shard(*net, mesh);
     StateDict state;

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "c10/core/impl/DeviceGuardImplInterface.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/engine/adopt.h"
@@ -45,6 +47,27 @@ void check_dtype(std::string_view name, std::optional<at::ScalarType> dtype) {
 // Of dtypes that may not be given.
 std::string text_of(std::optional<at::ScalarType> dtype) {
   return dtype.has_value() ? c10::toString(*dtype) : "";
+}
+
+// With an index. Throws Error if LibTorch has none here.
+std::optional<at::Device> checked_device(std::optional<at::Device> device) {
+  if (!device.has_value() || device->is_cpu()) return device;
+  if (!c10::impl::hasDeviceGuardImpl(device->type())) {
+    refuse_to_shard(absl::StatusCode::kInvalidArgument,
+                    str_cat("compute_device is ", device->str(), ", and LibTorch has none here"));
+  }
+  const c10::impl::VirtualGuardImpl guard(device->type());
+  if (!device->has_index()) return guard.getDevice();
+  if (device->index() < guard.deviceCount()) return device;
+  refuse_to_shard(absl::StatusCode::kInvalidArgument,
+                  str_cat("compute_device is ", device->str(), "; LibTorch has ",
+                          static_cast<int>(guard.deviceCount()), " of them here"));
+}
+
+// Where it is, or will be.
+at::Device device_when_made(const at::Tensor& tensor) {
+  const bool is_to_be_made = !is_dtensor(tensor) && dtensor_internal::is_deferred(tensor);
+  return is_to_be_made ? deferred_device(tensor) : tensor.device();
 }
 
 std::string_view enclosing(std::string_view fqn) {
@@ -178,11 +201,13 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
                 "; wanted a divisor of the ", ranks, " ranks along '", along, "', or 0"));
   }
   check_source(mesh->mesh(), options.distribute, kFullyShard);
+  const std::optional<at::Device> compute_device = checked_device(options.compute_device);
 
   const std::vector<Member> members = members_of(module);
   std::vector<Member> plain;
   std::vector<ResolvedTensor> replicated;
   std::vector<const Member*> free;
+  std::vector<at::Tensor> moving;  // to the compute_device: what is in no unit
   const Member* in_a_unit = nullptr;
   for (const Member& member : members) {
     const at::Tensor& tensor = member.tensor;
@@ -216,7 +241,18 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
       }
       if (!tensor.is_leaf()) refuse_member("is no leaf: it is the result of an operator");
     }
-    if (!member.is_buffer && tensor.dim() > 0 && tensor.numel() > 0) free.push_back(&member);
+    const at::Device device = device_when_made(tensor);
+    if (compute_device.has_value() && device != *compute_device && !device.is_cpu()) {
+      refuse_member(str_cat("is on ", device.str(),
+                            ": wanted on the CPU, to be used on the "
+                            "compute_device ",
+                            compute_device->str(), ", or there"));
+    }
+    if (!member.is_buffer && tensor.dim() > 0 && tensor.numel() > 0) {
+      free.push_back(&member);
+    } else if (compute_device.has_value() && device != *compute_device) {
+      moving.push_back(tensor);
+    }
   }
   // Who brings gradients already.
   for (const Member* member : free) {
@@ -250,13 +286,10 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     const at::Tensor& tensor = member->tensor;
     const absl::Span<const int64_t> sizes(tensor.sizes().data(), tensor.sizes().size());
     const bool is_plain = !is_dtensor(tensor);
-    SpecRef used =
-        !is_plain ? meta_of(tensor).spec
-                  : context->intern(Layout(Placements(mesh->mesh().ndim())), sizes,
-                                    contiguous_strides(sizes), tensor.scalar_type(),
-                                    dtensor_internal::is_deferred(tensor) ? deferred_device(tensor)
-                                                                          : tensor.device(),
-                                    {.weight = ~uint64_t{0}});
+    SpecRef used = !is_plain ? meta_of(tensor).spec
+                             : context->intern(Layout(Placements(mesh->mesh().ndim())), sizes,
+                                               contiguous_strides(sizes), tensor.scalar_type(),
+                                               device_when_made(tensor), {.weight = ~uint64_t{0}});
     auto unit = std::find_if(planned.begin(), planned.end(), [&](const Planned& p) {
       return p.module == owner && p.used[0]->dtype == used->dtype &&
              p.used[0]->device == used->device;
@@ -287,7 +320,10 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
       unit.layouts = flat_row_layouts(unit.used, mesh->mesh(), mesh_dim);
     }
     uint64_t sum = checksum(options.reshard_after_forward, unit.module);
-    sum = checksum(sum, str_cat(divided, options.equal_segments ? " equal" : ""));
+    sum = checksum(
+        sum, str_cat(divided, options.equal_segments ? " equal" : "",
+                     compute_device.has_value() ? c10::DeviceTypeName(compute_device->type(), true)
+                                                : std::string()));
     for (const auto& dtype : {options.param_dtype, options.reduce_dtype, options.output_dtype}) {
       sum = checksum(sum, text_of(dtype));
     }
@@ -316,6 +352,7 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
   check_dtype("param_dtype", options.param_dtype);
   check_dtype("reduce_dtype", options.reduce_dtype);
   check_dtype("output_dtype", options.output_dtype);
+  for (at::Tensor& tensor : moving) tensor.set_data(tensor.to(*compute_device));
   if (!plain.empty()) distribute_members(plain, replicated, mesh, options.distribute, cause);
 
   std::vector<FullyShardUnit> result;
@@ -333,6 +370,9 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     FsdpUnit::Options how = {.reshard_after_forward = options.reshard_after_forward && divided != 1,
                              .reshard_ranks = divided == ranks || divided == 1 ? 0 : divided,
                              .where = where};
+    if (compute_device.has_value() && unit.used[0]->device != *compute_device) {
+      how.compute_device = compute_device;
+    }
     if (is_castable(unit.used[0]->dtype)) {
       how.param_dtype = options.param_dtype;
       how.reduce_dtype = options.reduce_dtype;

@@ -31,6 +31,16 @@
 // (deferred_init.h), which takes none; then fully_shard(), and materialize() makes each rank's
 // part.
 //
+// CPU offload: with a `compute_device` parameters, gradients and so the optimizer's state stay on the
+// CPU, where the model was constructed, and a unit is on the device while it is used. Copies go on
+// beside computation: what rests is copied when the unit is gathered, a gradient when it has been
+// reduced, and the host waits for that when somebody reads it (the optimizer, clip_grad_norm). The
+// world needs a backend for both memories: NCCL has one, and Gloo with a device.
+//
+//   Gpt model(options);                                         // in the host's memory
+//   fully_shard(*model, mesh, {.units = {"blocks.*"}, .compute_device = at::kCUDA});
+//   auto x = distribute_tensor(batch.to(at::kCUDA), mesh, {{"dp", Shard(0)}});
+//
 // Along other mesh dimensions parameters stay as they are: parallelize_module() comes first, then
 // fully_shard(). With a mesh dimension on which parameters are replicated and the batch is cut, this
 // is hybrid sharding.
@@ -77,6 +87,10 @@ struct FullyShardOptions {
   // a count for each rank, for backends that want it (NCCL). Gaps between parameters make it so:
   // FullyShardUnit::padding. Numbers are the same to the last bit.
   bool equal_segments = false;
+  // CPU offload: where operators see parameters that rest on the CPU; nullopt: where they rest.
+  // kCUDA is this rank's current device. Parameters that are on it already stay there; buffers, and
+  // parameters that are in no unit (numbers), move to it.
+  std::optional<at::Device> compute_device = {};
   // Mixed precision: float16, bfloat16, float32 or float64. What rests, its gradient, and so what
   // optimizers work on, keeps its dtype (the master weights).
   //
@@ -120,7 +134,8 @@ std::string to_json(const std::vector<FullyShardUnit>& units);
 // InvalidArgument for a dimension that the mesh does not have, a parameter on another mesh or cut along
 // the dimension already, one with a ragged cut of its rows along another, a unit with fewer elements than
 // ranks, options that differ between ranks or contradict each other, reshard_after_forward_ranks that is
-// no divisor, equal_segments of what other mesh dimensions cut unevenly, a dtype of mixed precision that
+// no divisor, a compute_device that LibTorch does not have here, or of parameters on another device that
+// is not the CPU, equal_segments of what other mesh dimensions cut unevenly, a dtype of mixed precision that
 // is none of the four, what another rank refuses, and what distribute_module() does; NotFound for a
 // pattern or type that matches no submodule with parameters; FailedPrecondition if all parameters are in
 // units already (inner modules come first), and for a parameter in a GradSync or a ZeroPartition that is

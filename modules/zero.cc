@@ -245,9 +245,9 @@ std::vector<ZeroPartition::State::Bucket> ZeroPartition::State::planned(
       refuse_partition(absl::StatusCode::kInvalidArgument,
                        str_cat("parameter ", index, " ('", name_of(added[index]), "') ", why));
     }
-    buckets.push_back(
-        {FlatRow(context_, mesh_dim_, filling.whole, layouts, filling.whole[0]->dtype),
-         at::Tensor(), std::move(filling.members)});
+    buckets.push_back({FlatRow(context_, mesh_dim_, filling.whole, layouts, filling.whole[0]->dtype,
+                               filling.whole[0]->device),
+                       at::Tensor(), std::move(filling.members)});
   }
   return buckets;
 }

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "shardweave/comm/inproc/inproc.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/engine/arguments.h"
@@ -36,6 +37,12 @@ template struct Refusal<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 using c10::IValue;
 
 constexpr c10::DispatchKey kDeferredKey = c10::DispatchKey::DeferredInit;
+
+// As LibTorch means one without: the current one.
+c10::Device with_index(c10::Device device) {
+  if (device.has_index() || device.is_cpu() || device.is_meta()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
 
 // Where in a storage a tensor lies.
 struct Geometry {
@@ -559,7 +566,7 @@ class Recording {
         if (args_[i].isDevice()) {
           // That of a tensor that is deferred is none.
           if (args_[i].toDevice().is_meta()) node_.args[i] = IValue(c10::Device(at::kCPU));
-          device_ = node_.args[i].toDevice();
+          device_ = with_index(node_.args[i].toDevice());
         }
         if (args_[i].isDevice() || !has_operand) args_[i] = IValue(c10::Device(at::kMeta));
       } else if (name == "pin_memory") {
@@ -1228,6 +1235,32 @@ DeferredScope::~DeferredScope() {
   recording = std::move(outer_);
 }
 
+namespace {
+
+// Where `to()` would bring a tensor, and as what.
+struct Move {
+  c10::Device device;
+  std::optional<at::ScalarType> dtype;
+};
+std::optional<Move> move_of(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
+  if (base_name(op) != "aten::to") return std::nullopt;
+  std::optional<c10::Device> device;
+  std::optional<at::ScalarType> dtype;
+  for (size_t i = 1; i < args.size(); ++i) {
+    const std::string& name = op.schema().arguments()[i].name();
+    if (name == "device" && args[i].isDevice()) device = args[i].toDevice();
+    if (name == "dtype" && args[i].isInt()) dtype = args[i].toScalarType();
+    if (name != "other" || !args[i].isTensor()) continue;
+    const at::Tensor& other = args[i].toTensor();
+    device = is_plain_deferred(other) ? deferred_device(other) : other.device();
+    dtype = other.scalar_type();
+  }
+  if (!device.has_value() || device->is_meta()) return std::nullopt;
+  return Move{with_index(*device), dtype};
+}
+
+}  // namespace
+
 bool record_deferred(const c10::OperatorHandle& op, c10::Stack* stack) {
   const absl::Span<IValue> args =
       absl::MakeSpan(*stack).subspan(stack->size() - op.schema().arguments().size());
@@ -1247,6 +1280,16 @@ bool record_deferred(const c10::OperatorHandle& op, c10::Stack* stack) {
     tape = recording;
   } else if (tape != recording && !stays_deferred(op, args)) {
     not_made(name_of(op), tape->name(first));
+  }
+  // Elsewhere it would find that what stands in for the tensor, on no device, is there already.
+  const std::optional<Move> move = move_of(op, args);
+  if (move.has_value() && is_plain_deferred(args[0].toTensor()) &&
+      move->device != deferred_device(args[0].toTensor())) {
+    at::Tensor moved = at::_to_copy(args[0].toTensor(),
+                                    at::TensorOptions().device(move->device).dtype(move->dtype));
+    stack->resize(stack->size() - args.size());
+    stack->emplace_back(std::move(moved));
+    return true;
   }
   Recording(op, stack, std::move(tape)).run();
   return true;

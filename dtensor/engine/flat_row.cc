@@ -249,7 +249,8 @@ std::string why_not_kept(const Spec& whole, const Layout& layout, const DeviceMe
 
 FlatRow::FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim,
                  const std::vector<SpecRef>& whole, const std::vector<Layout>& layouts,
-                 at::ScalarType kept_dtype, const std::vector<int64_t>& begins, int64_t segment)
+                 at::ScalarType kept_dtype, c10::Device kept_device,
+                 const std::vector<int64_t>& begins, int64_t segment)
     : context_(std::move(context)),
       mesh_dim_(mesh_dim),
       counts_(static_cast<size_t>(context_->mesh().size(mesh_dim)), 0),
@@ -259,7 +260,7 @@ FlatRow::FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim,
     Place& place = places_.emplace_back();
     place.whole = whole[i];
     place.kept = context_->intern(layouts[i], whole[i]->sizes, whole[i]->strides, kept_dtype,
-                                  whole[i]->device, whole[i]->origins);
+                                  kept_device, whole[i]->origins);
     place.begin = numel_;
     place.kept_begin = counts_[rank_];
     Coordinate coordinate = context_->coordinate();

@@ -85,10 +85,10 @@ class FlatRow {
     int64_t kept_begin = 0;       // and in this rank's stretch
   };
 
-  // Of tensors of one dtype and device, which are kept as `kept_dtype`; `layouts`:
+  // Of tensors of one dtype and device, which are kept as `kept_dtype` on `kept_device`; `layouts`:
   // flat_row_layouts(), or those of equal_segments() with what that says.
   FlatRow(std::shared_ptr<MeshContext> context, int mesh_dim, const std::vector<SpecRef>& whole,
-          const std::vector<Layout>& layouts, at::ScalarType kept_dtype,
+          const std::vector<Layout>& layouts, at::ScalarType kept_dtype, c10::Device kept_device,
           const std::vector<int64_t>& begins = {}, int64_t segment = 0);
 
   const std::shared_ptr<MeshContext>& context() const { return context_; }

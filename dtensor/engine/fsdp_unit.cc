@@ -12,6 +12,7 @@
 #include "c10/core/DeviceGuard.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
+#include "c10/core/StreamGuard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/adopt.h"
@@ -81,6 +82,24 @@ class ViewOfUnit final : public LocalPart::Source {
  private:
   const std::shared_ptr<FsdpUnit> unit_;
   const at::Tensor view_;
+};
+
+// What is copied to the host.
+class OnItsWay final : public LocalPart::Source {
+ public:
+  OnItsWay(std::shared_ptr<HostCopies> copies, at::Tensor there)
+      : copies_(std::move(copies)), there_(std::move(there)) {}
+  LocalPart::State state() const override {
+    return copies_->done() ? LocalPart::State::kReady : LocalPart::State::kUnderWay;
+  }
+  const at::Tensor& bring() override {
+    copies_->wait();
+    return there_;
+  }
+
+ private:
+  const std::shared_ptr<HostCopies> copies_;
+  const at::Tensor there_;
 };
 
 // Operators that take a parameter as it rests, whatever else they take.
@@ -266,8 +285,9 @@ void FsdpState::touch(FsdpUnit& unit) {
   });
   unit.make_full();
   // What is summoned is not met, and the end of its scope is no place for an error of a gather.
-  if (guess == nullptr || guess == &unit || guess->is_alone() || guess->is_full_ ||
-      guess->is_summoned() || guess->under_way_.has_value()) {
+  const bool is_to_copy = guess != nullptr && (!guess->is_alone() || guess->is_elsewhere());
+  if (!is_to_copy || guess == &unit || guess->is_full_ || guess->is_summoned() ||
+      guess->is_begun()) {
     return;
   }
   guess->begin_gather();
@@ -320,6 +340,13 @@ void FsdpState::forget(FsdpUnit& unit) {
   });
 }
 
+c10::Stream FsdpState::lane(c10::Device device) {
+  for (const c10::Stream& lane : lanes_) {
+    if (lane.device() == device) return lane;
+  }
+  return lanes_.emplace_back(copy_lane(device));
+}
+
 // --- a unit --------------------------------------------------------------------------------------
 
 FsdpUnit::FsdpUnit(std::string name, FlatRow row, const Options& options)
@@ -339,16 +366,16 @@ std::shared_ptr<FsdpUnit> FsdpUnit::create(std::string name,
   for (const at::Tensor& tensor : parameters) {
     const Spec& spec = *meta_of(tensor).spec;
     used.push_back(context->intern(spec.layout, spec.sizes, spec.strides,
-                                   options.param_dtype.value_or(spec.dtype), spec.device,
-                                   spec.origins));
+                                   options.param_dtype.value_or(spec.dtype),
+                                   options.compute_device.value_or(spec.device), spec.origins));
   }
-  const at::ScalarType kept_dtype = meta_of(parameters[0]).spec->dtype;
-  std::shared_ptr<FsdpUnit> unit(
-      new FsdpUnit(std::move(name),
-                   segments == nullptr ? FlatRow(context, mesh_dim, used, layouts, kept_dtype)
-                                       : FlatRow(context, mesh_dim, used, layouts, kept_dtype,
-                                                 segments->begins, segments->segment),
-                   options));
+  const Spec& first = *meta_of(parameters[0]).spec;
+  const EqualSegments uneven;
+  const EqualSegments& how = segments == nullptr ? uneven : *segments;
+  std::shared_ptr<FsdpUnit> unit(new FsdpUnit(
+      std::move(name),
+      FlatRow(context, mesh_dim, used, layouts, first.dtype, first.device, how.begins, how.segment),
+      options));
   unit->state_->units_.push_back(unit.get());
   if (options.reshard_ranks > 0) unit->state_->neighbours(mesh_dim, options.reshard_ranks);
   const c10::InferenceMode normal(false);  // which records gradients
@@ -406,7 +433,7 @@ at::Tensor FsdpUnit::Parameter::tensor() const {
 }
 
 FsdpUnit::~FsdpUnit() {
-  under_way_.reset();
+  let_go();
   sending_.reset();
   drop_part();
   if (is_allocated_) state_->counters.gathered_bytes -= flat_bytes();
@@ -444,7 +471,8 @@ void FsdpUnit::pack() {
   const auto memory = [](int64_t numel, const Spec& spec) {
     return at::empty({numel}, at::TensorOptions(spec.dtype).device(spec.device));
   };
-  const at::Tensor shard = memory(row_.kept(), *row_[0].kept);
+  const at::Tensor shard = is_elsewhere() ? host_memory({row_.kept()}, row_[0].kept->dtype)
+                                          : memory(row_.kept(), *row_[0].kept);
   if (row_.is_equal()) shard.zero_();  // what is between tensors travels, too
   // Where this runs below ADInplaceOrView, too: is_fresh() goes by it.
   const auto counted_with = [](const at::Tensor& place, const at::Tensor& whole) {
@@ -489,6 +517,11 @@ void FsdpUnit::begin_gather() {
   }
   gathered_version_ = shard_._version();
   if (is_at_hand()) return;
+  if (is_elsewhere() && context_->capture != nullptr) {
+    throw Error(absl::FailedPreconditionError(
+        "parameters that rest on the CPU are copied from there by the host: a step that uses them "
+        "cannot be captured"));
+  }
   if (sending_ != nullptr) std::shared_ptr<UnitGradients>(sending_)->finish();
   for (const Parameter& p : parameters_) {  // made of what was there before
     if (const auto family = p.family.lock()) family->remembered.clear();
@@ -511,15 +544,29 @@ void FsdpUnit::begin_gather() {
     return;
   }
   drop_part();
+  std::optional<c10::StreamGuard> beside;
+  if (is_elsewhere()) {
+    wait_for_current(*lane());  // for what has used the memory
+    beside.emplace(*lane());
+    keep_for_stream(flat_);
+  }
   at::Tensor stretch = shard_;
-  if (is_cast()) {  // where it belongs
+  if (is_cast() || is_elsewhere()) {  // where it belongs
     const at::AutoDispatchBelowADInplaceOrView is_no_write;
+    const c10::InferenceMode normal(false);
+    const c10::AutoGradMode no_grad(false);
     stretch = flat_.narrow(0, row_.kept_begin(), row_.kept());
-    stretch.copy_(shard_);
+    stretch.copy_(is_elsewhere() ? shard_.to(flat_.device(), /*non_blocking=*/true) : shard_);
+  }
+  if (is_elsewhere()) {
+    read_.emplace(flat_.device().type());
+    read_->record(*lane());
   }
   if (is_alone()) {
-    is_full_ = true;
-    note_filled();
+    if (!is_begun()) {
+      is_full_ = true;
+      note_filled();
+    }
     return;
   }
   ++state_->counters.gathers;
@@ -528,12 +575,27 @@ void FsdpUnit::begin_gather() {
 }
 
 void FsdpUnit::finish_gather() {
-  if (!under_way_.has_value()) return;
-  absl::Status status = under_way_->wait();
-  under_way_.reset();
+  if (!is_begun()) return;
+  absl::Status status = under_way_.has_value() ? under_way_->wait() : absl::OkStatus();
+  let_go();
   throw_if_error(std::move(status));
   is_full_ = true;
   note_filled();
+}
+
+// Nobody reads what rests any more. Errors are for those who use the device next.
+void FsdpUnit::let_go() {
+  under_way_.reset();  // waits
+  try {
+    if (read_.has_value()) read_->synchronize();
+  } catch (const c10::Error&) {
+  }
+  read_.reset();
+}
+
+std::optional<c10::Stream> FsdpUnit::lane() const {
+  if (!is_elsewhere()) return std::nullopt;
+  return state_->lane(row_[0].whole->device);
 }
 
 void FsdpUnit::note_filled() {
@@ -597,7 +659,9 @@ std::shared_ptr<torch::autograd::Node> FsdpUnit::node(size_t index, const at::Te
   if (node != nullptr && node->next_edge(index).is_valid()) return node;
   // An edge calls the hooks of its parameter, with a gradient or without: there is one only to what
   // is used.
-  const torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(handle);
+  const torch::autograd::Edge edge = is_elsewhere() && handle.is_leaf()
+                                         ? accumulation_on(row_[index].whole->device, handle)
+                                         : torch::autograd::impl::gradient_edge(handle);
   // Not to a node of a graph that is going backward now, which has counted its edges.
   if (node != nullptr && graph_task == node_made_in_) {
     // Not set_next_edge(), which wants to be called before others know the node: all edges here lead
@@ -657,13 +721,15 @@ at::Tensor FsdpUnit::resting_gradient(size_t index, const at::Tensor& grad) {
   const Spec& kept = *row_[index].kept;
   at::Tensor there = as_dtensor(grad, context_);
   const bool has_arrived = meta_of(there).spec->layout == kept.layout;
-  if (has_arrived && there.scalar_type() == kept.dtype) return there;
+  if (has_arrived && there.scalar_type() == kept.dtype && there.device() == kept.device) {
+    return there;
+  }
   there = there.to(reduce_dtype());
   if (!has_arrived) {
     there = c10::GradMode::is_enabled() ? redistribute(there, kept.layout, options_.where)
                                         : redistributed(there, kept.layout, cause());
   }
-  return there.to(kept.dtype);
+  return there.to(at::TensorOptions(kept.dtype).device(kept.device));
 }
 
 // Gradients are packed where the parameters were, or in place of them: nobody needs those any more.
@@ -693,7 +759,7 @@ std::shared_ptr<UnitGradients> FsdpUnit::send(variable_list& grads) {
         bytes = static_cast<int64_t>(buffer.nbytes());
         return buffer;
       },
-      cause(), [this](size_t i) { return parameter_name(i); });
+      lane(), cause(), [this](size_t i) { return parameter_name(i); });
   if (gradients->taken().empty()) return nullptr;
   ++state_->counters.reduce_scatters;
   state_->sending_.push_back(gradients);
@@ -713,6 +779,21 @@ std::shared_ptr<UnitGradients> FsdpUnit::send(variable_list& grads) {
     });
   }
   return gradients;
+}
+
+// Of gradients on the device, to the CPU.
+void FsdpUnit::begin_copies(variable_list& grads) {
+  const auto copies = std::make_shared<HostCopies>(*lane());
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i].defined()) continue;
+    const DTensorMeta& meta = meta_of(grads[i]);
+    const Spec &has = *meta.spec, &kept = *row_[i].kept;
+    at::Tensor there = wrap(
+        LocalPart(std::make_shared<OnItsWay>(copies, copies->begin(meta.local()))),
+        context_->intern(has.layout, has.sizes, has.strides, has.dtype, kept.device), context_);
+    meta_of(there).came_from(provenance_of(meta));
+    grads[i] = std::move(there);
+  }
 }
 
 variable_list FsdpUnit::reduce(variable_list&& grads) {
@@ -740,6 +821,7 @@ variable_list FsdpUnit::reduce(variable_list&& grads) {
   become(reduce_dtype());
   bring_to(result, layouts, cause());
   become(row_[0].kept->dtype);
+  if (is_elsewhere()) begin_copies(result);
   if (gradients != nullptr) {
     for (const size_t i : gradients->taken()) result[i] = gradients->arriving(i);
   }

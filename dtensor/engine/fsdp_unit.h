@@ -12,6 +12,10 @@
 // are right again when it is filled again, by whoever touches one of them. On a device each stream
 // that touches a unit finds it filled, and it is emptied when they all have done what came by then.
 //
+// What rests on the CPU and is used on a device is copied there before it is gathered, and gradients
+// back after they were reduced, beside what computes (host_copies.h). Nobody reads what rests while
+// the unit is full.
+//
 // All ranks touch units in the same order, for they run the same operators. Internal to Shardweave.
 // Threads: as DTensors; a backward may run on autograd's thread.
 #pragma once
@@ -32,6 +36,7 @@
 #include "c10/core/StorageImpl.h"
 #include "c10/core/Stream.h"
 #include "shardweave/dtensor/engine/flat_row.h"
+#include "shardweave/dtensor/engine/host_copies.h"
 #include "shardweave/dtensor/engine/local_part.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
@@ -84,6 +89,8 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   // This rank's and its neighbours', so many along the dimension. Made when first asked for.
   // Collective among them, then.
   Communicator& neighbours(int mesh_dim, int64_t ranks);
+  // For copies to and from the host, of all units of the device.
+  c10::Stream lane(c10::Device device);
   void touch(FsdpUnit& unit);
   void learn(FsdpUnit& unit);
   FsdpUnit* guessed() const;
@@ -101,6 +108,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   // Gradients on their way, oldest first. Not kept: who has them may keep the mesh.
   std::deque<std::weak_ptr<UnitGradients>> sending_;
   absl::flat_hash_map<std::pair<int, int64_t>, std::shared_ptr<Communicator>> neighbours_;
+  std::vector<c10::Stream> lanes_;
   // What came after two units.
   absl::flat_hash_map<std::pair<FsdpUnit*, FsdpUnit*>, Guess> next_;
   bool in_backward_ = false;
@@ -114,6 +122,8 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
     // What operators see of the parameters, in what gradients are summed, and what operators give
     // that meet them; nullopt: as the parameters rest; as operators see them; as it comes.
     std::optional<at::ScalarType> param_dtype = {}, reduce_dtype = {}, output_dtype = {};
+    // Where operators see them, if not where they rest: then those are on the CPU.
+    std::optional<c10::Device> compute_device = {};
     // After forward it stays divided among so many neighbours, from whom backward gathers it; 0: it
     // rests.
     int64_t reshard_ranks = 0;
@@ -201,8 +211,11 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   bool is_fresh() const { return gathered_version_ == shard_._version(); }
   bool is_alone() const { return row_.num_ranks() == 1; }  // on whom nothing is cut
   bool is_cast() const { return row_[0].whole->dtype != row_[0].kept->dtype; }
+  bool is_elsewhere() const { return row_[0].whole->device != row_[0].kept->device; }
   // What rests is what operators see.
-  bool is_at_hand() const { return is_alone() && !is_cast(); }
+  bool is_at_hand() const { return is_alone() && !is_cast() && !is_elsewhere(); }
+  // For copies, if it is elsewhere.
+  std::optional<c10::Stream> lane() const;
   at::ScalarType reduce_dtype() const {
     return options_.reduce_dtype.value_or(row_[0].whole->dtype);
   }
@@ -215,7 +228,9 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   void pack();
   void make_full();
   void begin_gather();
+  bool is_begun() const { return under_way_.has_value() || read_.has_value(); }
   void finish_gather();
+  void let_go();
   void note_filled();
   void join_stream();
   void keep_for_stream(const at::Tensor& tensor) const;
@@ -228,6 +243,7 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   }
   at::Tensor gradient_buffer(int64_t numel, const at::TensorOptions& options);
   std::shared_ptr<UnitGradients> send(torch::autograd::variable_list& grads);
+  void begin_copies(torch::autograd::variable_list& grads);
   // The unit's own, for its parameters; of a copy of a handle (detach()) one for that alone.
   std::shared_ptr<torch::autograd::Node> node(size_t index, const at::Tensor& handle);
 
@@ -244,6 +260,7 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   uint32_t gathered_version_ = 0;  // of the shard
   int64_t last_use_ = 0;           // in operators of the mesh
   std::optional<CollectiveUnderWay> under_way_;
+  std::optional<c10::Event> read_;          // what rests on the CPU has been; none: nobody reads it
   std::optional<c10::Event> filled_;        // on a device: the flat buffer,
   std::vector<c10::Stream> may_read_;       // and the streams that wait for that
   bool is_to_keep_part_ = false;            // when it is emptied: backward comes

@@ -34,9 +34,9 @@ void FsdpUnit::come_to_rest() {
 
 SpecRef FsdpUnit::whole_spec(size_t index) const {
   const FlatRow::Place& place = row_[index];
-  if (place.whole->dtype == place.kept->dtype) return place.whole;
+  if (!is_cast() && !is_elsewhere()) return place.whole;
   return context_->intern(place.whole->layout, place.whole->sizes, place.whole->strides,
-                          place.kept->dtype, place.whole->device, place.whole->origins);
+                          place.kept->dtype, place.kept->device, place.whole->origins);
 }
 
 std::vector<std::pair<std::string, at::Tensor>> FsdpUnit::whole_parameters(
@@ -90,7 +90,7 @@ void FsdpUnit::dismiss(bool read_only, bool keeps) {
   const c10::InferenceMode normal(false);
   const c10::AutoGradMode no_grad(false);
   if (summoned->keeps) {
-    under_way_.reset();  // waits: nobody may be reading what rests. Whoever gathers next hears why.
+    let_go();  // Whoever gathers next hears why.
     const at::AutoDispatchBelowADInplaceOrView no_count;
     shard_.copy_(summoned->flat.narrow(0, row_.kept_begin(), row_.kept()));
     shard_.unsafeGetTensorImpl()->bump_version();  // what is full is not fresh any more

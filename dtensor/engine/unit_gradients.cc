@@ -20,7 +20,7 @@ class UnitGradients::Arriving final : public LocalPart::Source {
   }
   const at::Tensor& bring() override {
     if (gradients_ != nullptr) {
-      gradients_->finish();
+      gradients_->arrive();
       part_ = gradients_->parts_[index_];
       gradients_.reset();
     }
@@ -35,12 +35,14 @@ class UnitGradients::Arriving final : public LocalPart::Source {
 
 UnitGradients::UnitGradients(const FlatRow& row, std::vector<at::Tensor>& grads,
                              at::ScalarType dtype, GradientScatter::MakeBuffer buffer,
-                             const Cause& cause, FlatRow::Names names)
+                             std::optional<c10::Stream> lane, const Cause& cause,
+                             FlatRow::Names names)
     : context_(row.context()),
       cause_(cause),
       resting_(row.size()),
       scatter_(row, grads, dtype, buffer, cause, names),
       parts_(row.size()) {
+  if (lane.has_value()) copies_.emplace(*lane);
   for (const size_t i : taken()) {
     const Spec& kept = *row[i].kept;
     resting_[i] = context_->intern(kept.layout, kept.sizes, kept.strides, kept.dtype, kept.device);
@@ -90,9 +92,15 @@ void UnitGradients::finish() {
   bring_to(arrived, layouts, cause_);
   for (size_t k = 0; k < arrived.size(); ++k) {
     const size_t i = taken()[k];
-    parts_[i] = meta_of(with_dtype(arrived[k], resting_[i]->dtype)).local();
+    const at::Tensor part = meta_of(with_dtype(arrived[k], resting_[i]->dtype)).local();
+    parts_[i] = copies_.has_value() ? copies_->begin(part) : part;
   }
   has_arrived_ = true;
+}
+
+void UnitGradients::arrive() {
+  finish();
+  if (copies_.has_value()) copies_->wait();
 }
 
 }  // namespace shardweave::dtensor_internal

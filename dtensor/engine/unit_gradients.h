@@ -8,24 +8,29 @@
 //
 // The reduce-scatter is begun at once. What is left then (sums along other mesh dimensions, a cast)
 // is done in finish(), which is collective where there are such sums: all ranks finish in the same
-// order. Internal to dtensor/.
+// order. To parameters that rest on the CPU copies begin there, for which only who needs the values
+// waits. Internal to dtensor/.
 #pragma once
 
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "c10/core/Stream.h"
 #include "shardweave/dtensor/engine/flat_row.h"
+#include "shardweave/dtensor/engine/host_copies.h"
 
 namespace shardweave::dtensor_internal {
 
 class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
  public:
-  // As GradientScatter, which it begins.
+  // As GradientScatter, which it begins. `lane`: to the CPU, if parameters rest there.
   UnitGradients(const FlatRow& row, std::vector<at::Tensor>& grads, at::ScalarType dtype,
-                GradientScatter::MakeBuffer buffer, const Cause& cause, FlatRow::Names names);
+                GradientScatter::MakeBuffer buffer, std::optional<c10::Stream> lane,
+                const Cause& cause, FlatRow::Names names);
   // Waits.
   ~UnitGradients();
   UnitGradients(const UnitGradients&) = delete;
@@ -36,9 +41,11 @@ class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
   at::Tensor arriving(size_t i);
   // Called once, when the memory that `buffer` gave is not needed any more.
   void when_sent(std::function<void()> sent) { sent_ = std::move(sent); }
-  bool has_arrived() const { return has_arrived_; }
+  bool has_arrived() const { return has_arrived_ && (!copies_.has_value() || copies_->done()); }
   // Throws Error, each time if it has failed.
   void finish();
+  // And waits for the copies.
+  void arrive();
 
  private:
   class Arriving;
@@ -50,7 +57,8 @@ class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
   std::vector<SpecRef> resting_;  // of gradients, by parameter
   GradientScatter scatter_;
   std::function<void()> sent_;
-  std::vector<at::Tensor> parts_;  // by parameter, once they have arrived
+  std::optional<HostCopies> copies_;  // none: parameters rest on the device
+  std::vector<at::Tensor> parts_;     // by parameter, once they have arrived
   bool has_arrived_ = false;
 };
 

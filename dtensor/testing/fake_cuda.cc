@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <thread>
 #include <tuple>
@@ -180,6 +181,27 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard);
 
+// Memory of the host that is copied from and to late, in the order of a stream.
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* const memory = bytes == 0 ? nullptr : ::operator new(bytes, std::align_val_t(64));
+    return {memory, memory, &release, c10::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+  static bool has_made(const at::Tensor& tensor) {
+    return tensor.is_cpu() && tensor.storage().data_ptr().get_deleter() == &release;
+  }
+
+ private:
+  static void release(void* memory) { ::operator delete(memory, std::align_val_t(64)); }
+};
+
+PinnedAllocator pinned_allocator;
+
 // What LibTorch asks where it wants to know whether there is a GPU.
 struct FakeHooks final : at::CUDAHooksInterface {
   explicit FakeHooks(at::CUDAHooksArgs) {}
@@ -192,6 +214,7 @@ struct FakeHooks final : at::CUDAHooksInterface {
   c10::DeviceIndex deviceCount() const override { return kDevices; }
   c10::DeviceIndex current_device() const override { return device_here; }
   c10::DeviceIndex getCurrentDevice() const override { return device_here; }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
 };
 
 }  // namespace
@@ -423,6 +446,14 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes,
   return self;
 }
 
+at::Tensor& set_(at::Tensor& self, c10::Storage source, int64_t offset, at::IntArrayRef sizes,
+                 at::IntArrayRef strides) {
+  TORCH_CHECK(source.device() == self.device(), "a storage of another device (of the fake)");
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(source));
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return self;
+}
+
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   const at::Tensor from = source.expand(self.sizes());
   if (is_captured(device_here)) {
@@ -433,6 +464,15 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
       const c10::InferenceMode no_autograd;
       at::Tensor(to).copy_(from);
     });
+    return self;
+  }
+  if (non_blocking && (PinnedAllocator::has_made(self) || PinnedAllocator::has_made(from))) {
+    enqueue(
+        (self.is_cuda() ? self : from).device().index(),
+        [to = self.is_cuda() ? reached(self) : self, from = from.is_cuda() ? reached(from) : from] {
+          const c10::InferenceMode no_autograd;
+          at::Tensor(to).copy_(from);
+        });
     return self;
   }
   for (const at::Tensor& t : {self, from}) {
@@ -942,6 +982,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("resize_", &resize_);
+  m.impl("set_.source_Storage_storage_offset", &set_);
   m.impl("copy_", &copy_);
   m.impl("record_stream", &record_stream);
   m.impl("_fused_sdp_choice", &sdp_choice);

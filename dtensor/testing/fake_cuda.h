@@ -10,7 +10,8 @@
 // reads its inputs there; its results come later, in the order of that stream. So whoever reads
 // memory on another stream without waiting for this one finds what was there before, and so does an
 // operator that does not wait for a collective. A tensor's memory is another's as soon as its stream
-// has done what was on it when the tensor died. Numbers are those of LibTorch's kernels for the CPU.
+// has done what was on it when the tensor died. Pinned memory of the host is copied from and to late, too,
+// where copies do not block. Numbers are those of LibTorch's kernels for the CPU.
 //
 // Linked, it is LibTorch's CUDA for the whole program. Attention's operators for CUDA alone and layer norm's are here by
 // their definition (flash attention for half precision without a mask, as there, else the efficient

@@ -1,0 +1,424 @@
+// fully_shard() with a compute_device: parameters rest on the CPU, GPUs (of the fake) compute.
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/ATen.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "shardweave/dtensor/captured_step.h"
+#include "shardweave/dtensor/clip_grad_norm.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/grad_sync.h"
+#include "shardweave/dtensor/testing/fake_cuda.h"
+#include "shardweave/modules/checkpoint/checkpointer.h"
+#include "shardweave/modules/checkpoint/state_dict.h"
+#include "shardweave/modules/deferred_init.h"
+#include "shardweave/modules/fully_shard.h"
+#include "shardweave/modules/optim/fused_optimizer.h"
+#include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/summon_full_params.h"
+#include "shardweave/modules/testing/words_net.h"
+#include "torch/autograd.h"
+#include "torch/nn.h"
+#include "torch/optim.h"
+
+namespace shardweave {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::host;
+using testing::host_waits;
+using testing::loss_of;
+using testing::make_words_net;
+using testing::on_gpus;
+using testing::try_on_gpus;
+using testing::words_of;
+using testing::WordsNet;
+namespace nn = torch::nn;
+
+constexpr int kSteps = 4;
+
+// Whoever forgets to wait for a copy, or for what came before it, is too early.
+const FakeGpuScript kSlow = {.delay_microseconds = 500, .operation_milliseconds = 2};
+
+FullyShardOptions on_gpu(FullyShardOptions options) {
+  options.compute_device = at::kCUDA;
+  return options;
+}
+
+at::Tensor data(const at::Tensor& words, const MeshPtr& mesh, const Placements& batch) {
+  return distribute_tensor(words.to(at::kCUDA), mesh, batch);
+}
+
+const std::vector<float>& losses_of_one_device() {
+  static const std::vector<float> losses = [] {
+    WordsNet net = make_words_net();
+    FusedOptimizer optimizer(net->parameters(), AdamWOptions{.lr = 1e-2});
+    std::vector<float> result;
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      const at::Tensor loss = loss_of(net, words_of(step), words_of(step + 1));
+      loss.backward();
+      clip_grad_norm(net->parameters(), 1.0);
+      optimizer.step();
+      result.push_back(loss.item<float>());
+    }
+    return result;
+  }();
+  return losses;
+}
+
+void expect_on_cpu(const at::Tensor& tensor, const std::string& what) {
+  EXPECT_TRUE(tensor.is_cpu()) << what;
+  EXPECT_TRUE(to_local(tensor.detach()).is_cpu()) << what;
+}
+
+struct Sharding {
+  std::string name;
+  std::vector<MeshDim> dims;
+  Placements batch;
+  FullyShardOptions options;
+  bool tensor_parallel = false;
+};
+
+class CpuOffloadTest : public ::testing::TestWithParam<Sharding> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes, CpuOffloadTest,
+    ::testing::Values(
+        Sharding{"one_rank", {{"dp", 1}}, {Shard(0)}, {.units = {"blocks.*"}}},
+        Sharding{"one_unit", {{"dp", 2}}, {Shard(0)}, {}},
+        Sharding{"units", {{"dp", 2}}, {Shard(0)}, {.units = {"blocks.*"}}},
+        Sharding{"uneven", {{"dp", 3}}, {Shard(0)}, {.units = {"blocks.*"}}},
+        Sharding{"equal_segments",
+                 {{"dp", 2}},
+                 {Shard(0)},
+                 {.units = {"blocks.*"}, .equal_segments = true}},
+        Sharding{"stays_whole",
+                 {{"dp", 2}},
+                 {Shard(0)},
+                 {.units = {"blocks.*"}, .reshard_after_forward = false}},
+        Sharding{"neighbours",
+                 {{"dp", 4}},
+                 {Shard(0)},
+                 {.units = {"blocks.*"}, .reshard_after_forward_ranks = 2}},
+        Sharding{"hybrid",
+                 {{"replicas", 2}, {"dp", 2}},
+                 {Shard(0), Shard(0)},
+                 {.mesh_dim = "dp", .units = {"blocks.*"}}},
+        Sharding{"mixed_precision",
+                 {{"dp", 2}},
+                 {Shard(0)},
+                 {.units = {"blocks.*"}, .param_dtype = at::kDouble, .reduce_dtype = at::kFloat}},
+        Sharding{"mixed_precision_alone",
+                 {{"dp", 1}},
+                 {Shard(0)},
+                 {.units = {"blocks.*"}, .param_dtype = at::kDouble}},
+        Sharding{"tensor_parallel",
+                 {{"dp", 2}, {"tp", 2}},
+                 {Shard(0), Replicate()},
+                 {.mesh_dim = "dp", .units = {"blocks.*"}},
+                 true}),
+    [](const auto& test) { return test.param.name; });
+
+TEST_P(CpuOffloadTest, Trains) {
+  const Sharding& how = GetParam();
+  const std::vector<float>& wanted = losses_of_one_device();
+  on_gpus(
+      how.dims,
+      [&](const MeshPtr& mesh) {
+        WordsNet net = make_words_net();
+        if (how.tensor_parallel) {
+          ShardingPlan plan;
+          plan.parameter = {{"blocks.*.up.*", NamedPlacements{{"tp", Shard(0)}}},
+                            {"blocks.*.down.weight", NamedPlacements{{"tp", Shard(1)}}}};
+          parallelize_module(*net, mesh, plan);
+        }
+        fully_shard(*net, mesh, on_gpu(how.options));
+        FusedOptimizer optimizer(net->parameters(), AdamWOptions{.lr = 1e-2});
+        for (int step = 0; step < kSteps; ++step) {
+          optimizer.zero_grad();
+          const at::Tensor loss = loss_of(net, data(words_of(step), mesh, how.batch),
+                                          data(words_of(step + 1), mesh, how.batch));
+          EXPECT_TRUE(loss.is_cuda());
+          loss.backward();
+          clip_grad_norm(net->parameters(), 1.0);
+          optimizer.step();
+          EXPECT_NEAR(host(loss).item<float>(), wanted[static_cast<size_t>(step)], 2e-5) << step;
+        }
+        for (const auto& item : net->named_parameters()) {
+          expect_on_cpu(item.value(), item.key());
+          expect_on_cpu(item.value().grad(), item.key());
+        }
+        reshard(mesh);
+        EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+      },
+      kSlow);
+}
+
+// Against one device, to the bit: sums of two are the same in any order.
+void expect_gradients(WordsNet& net, const std::vector<at::Tensor>& wanted) {
+  const std::vector<at::Tensor> parameters = net->parameters();
+  ASSERT_EQ(parameters.size(), wanted.size());
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    ASSERT_TRUE(parameters[i].grad().defined()) << i;
+    EXPECT_TRUE(at::allclose(host(parameters[i].grad()), wanted[i], 1e-4, 1e-6)) << i;
+  }
+}
+
+std::vector<at::Tensor> gradients_of_one_device(int backwards) {
+  WordsNet net = make_words_net();
+  for (int i = 0; i < backwards; ++i) loss_of(net, words_of(i), words_of(i + 1)).backward();
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& p : net->parameters()) result.push_back(p.grad());
+  return result;
+}
+
+class CpuOffloadRanksTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, CpuOffloadRanksTest, ::testing::Values(1, 2));
+
+TEST_P(CpuOffloadRanksTest, GradientsAccumulate) {
+  const std::vector<at::Tensor> wanted = gradients_of_one_device(3);
+  on_gpus(
+      {{"dp", GetParam()}},
+      [&](const MeshPtr& mesh) {
+        WordsNet net = make_words_net();
+        fully_shard(*net, mesh, on_gpu({.units = {"blocks.*"}}));
+        for (int i = 0; i < 3; ++i) {
+          loss_of(net, data(words_of(i), mesh, {Shard(0)}), data(words_of(i + 1), mesh, {Shard(0)}))
+              .backward();
+        }
+        expect_gradients(net, wanted);
+      },
+      kSlow);
+}
+
+// Gradients that are asked for, hooks of parameters, gradients of gradients.
+TEST_P(CpuOffloadRanksTest, AutogradAsEver) {
+  nn::Linear whole(3, 5);
+  const at::Tensor x = at::sin(at::arange(12, at::kFloat)).view({4, 3});
+  const auto loss = [](nn::Linear& net, const at::Tensor& input) {
+    return net(input).square().sum();
+  };
+  const std::vector<at::Tensor> first =
+      torch::autograd::grad({loss(whole, x)}, whole->parameters(), {}, std::nullopt, true);
+  const at::Tensor second =
+      torch::autograd::grad({first[0].square().sum()}, {whole->weight})[0].detach();
+  on_gpus(
+      {{"dp", GetParam()}},
+      [&](const MeshPtr& mesh) {
+        nn::Linear net(std::dynamic_pointer_cast<nn::LinearImpl>(whole->clone()));
+        fully_shard(*net, mesh, on_gpu({}));
+        const at::Tensor input = data(x, mesh, {Shard(0)});
+        const std::vector<at::Tensor> grads =
+            torch::autograd::grad({loss(net, input)}, net->parameters());
+        for (size_t i = 0; i < grads.size(); ++i) {
+          expect_on_cpu(grads[i], std::to_string(i));
+          EXPECT_TRUE(at::allclose(host(grads[i]), first[i].detach(), 1e-4, 1e-5)) << i;
+        }
+        EXPECT_FALSE(net->weight.grad().defined());
+
+        int hooks = 0;
+        net->weight.register_hook([&](const at::Tensor& grad) {
+          ++hooks;
+          return grad * 2;
+        });
+        loss(net, input).backward();
+        EXPECT_EQ(hooks, 1);
+        EXPECT_TRUE(at::allclose(host(net->weight.grad()), first[0].detach() * 2, 1e-4, 1e-5));
+        EXPECT_TRUE(at::allclose(host(net->bias.grad()), first[1].detach(), 1e-4, 1e-5));
+      },
+      kSlow);
+  on_gpus(
+      {{"dp", GetParam()}},
+      [&](const MeshPtr& mesh) {
+        nn::Linear net(std::dynamic_pointer_cast<nn::LinearImpl>(whole->clone()));
+        fully_shard(*net, mesh, on_gpu({}));
+        const at::Tensor input = data(x, mesh, {Shard(0)});
+        const at::Tensor grad =
+            torch::autograd::grad({loss(net, input)}, {net->weight}, {}, std::nullopt, true)[0];
+        const at::Tensor again = torch::autograd::grad({grad.square().sum()}, {net->weight})[0];
+        EXPECT_TRUE(at::allclose(host(again), second, 1e-4, 1e-4));
+      },
+      kSlow);
+}
+
+// The host waits for a unit's copy when that is used, and for gradients when somebody reads them.
+TEST_P(CpuOffloadRanksTest, TheHostWaitsForCopiesAlone) {
+  on_gpus(
+      {{"dp", GetParam()}},
+      [&](const MeshPtr& mesh) {
+        WordsNet net = make_words_net();
+        fully_shard(*net, mesh, on_gpu({.units = {"blocks.*"}}));
+        const at::Tensor words = data(words_of(0), mesh, {Shard(0)});
+        const at::Tensor wanted = data(words_of(1), mesh, {Shard(0)});
+        at::Tensor loss;
+        for (int step = 0; step < 3; ++step) {
+          net->zero_grad();
+          const FullyShardCounters before = fully_shard_counters(mesh);
+          int64_t waits = host_waits();
+          loss = loss_of(net, words, wanted);
+          EXPECT_EQ(host_waits() - waits, 5) << "embed, three blocks, head";
+          waits = host_waits();
+          loss.backward();
+          EXPECT_LE(host_waits() - waits, 5) << "as many units, and no gradient";
+          if (step == 2 && GetParam() > 1) {
+            EXPECT_GE(fully_shard_counters(mesh).prefetches - before.prefetches, 6);
+          }
+        }
+      },
+      kSlow);
+}
+
+// An optimizer's write comes after the copy that reads; the next use sees it.
+TEST_P(CpuOffloadRanksTest, WritesAreSeen) {
+  on_gpus(
+      {{"dp", GetParam()}},
+      [&](const MeshPtr& mesh) {
+        WordsNet net = make_words_net();
+        fully_shard(*net, mesh, on_gpu({.units = {"blocks.*"}}));
+        const at::Tensor words = data(words_of(0), mesh, {Shard(0)});
+        WordsNet whole = make_words_net();
+        const c10::AutoGradMode no_grad(false);
+        for (int i = 0; i < 3; ++i) {
+          const at::Tensor y = net(words);
+          // The next unit may be on its way.
+          for (at::Tensor p : net->parameters()) i == 1 ? to_local(p).mul_(2) : p.mul_(2);
+          if (i == 1) reshard(mesh);
+          EXPECT_TRUE(at::allclose(host(y), whole(words_of(0)), 1e-4, 1e-4)) << i;
+          for (at::Tensor p : whole->parameters()) p.mul_(2);
+        }
+        EXPECT_TRUE(at::allclose(host(net(words)), whole(words_of(0)), 1e-4, 1e-3));
+      },
+      kSlow);
+}
+
+struct ScaledImpl : nn::Module {
+  ScaledImpl() {
+    linear = register_module("linear", nn::Linear(3, 5));
+    norm = register_module("norm", nn::BatchNorm1d(5));
+    scale = register_parameter("scale", at::full({}, 3.0F));
+    table = register_buffer("table", at::arange(5, at::kFloat));
+  }
+  at::Tensor forward(const at::Tensor& x) { return norm(linear(x)) * scale + table; }
+  nn::Linear linear{nullptr};
+  nn::BatchNorm1d norm{nullptr};
+  at::Tensor scale, table;
+};
+TORCH_MODULE(Scaled);
+
+// What is in no unit is where units are.
+TEST_P(CpuOffloadRanksTest, BuffersAndNumbersMove) {
+  Scaled whole;
+  const at::Tensor x = at::sin(at::arange(12, at::kFloat)).view({4, 3});
+  std::vector<std::pair<std::string, at::Tensor>> values;
+  for (const auto& item : whole->named_parameters()) {
+    values.emplace_back(item.key(), item.value().detach().clone());
+  }
+  const at::Tensor wanted = whole(x).detach();
+  whole(x).square().sum().backward();
+  on_gpus(
+      {{"dp", GetParam()}},
+      [&](const MeshPtr& mesh) {
+        Scaled net = deferred_init([] { return Scaled(); });
+        fully_shard(*net, mesh, on_gpu({}));
+        materialize(*net, {.values = values});
+        for (const auto& item : net->named_buffers()) {
+          EXPECT_TRUE(item.value().is_cuda()) << item.key();
+        }
+        EXPECT_TRUE(net->scale.is_cuda());
+        expect_on_cpu(net->linear->weight, "weight");
+        const at::Tensor input = data(x, mesh, {Shard(0)});
+        EXPECT_TRUE(at::allclose(host(net(input)), wanted, 1e-4, 1e-5));
+        net(input).square().sum().backward();
+        finish_grad_sync(*net);
+        EXPECT_TRUE(net->scale.grad().is_cuda());
+        EXPECT_NEAR(host(net->scale.grad()).item<float>(), whole->scale.grad().item<float>(), 1e-3);
+        EXPECT_TRUE(
+            at::allclose(host(net->norm->weight.grad()), whole->norm->weight.grad(), 1e-3, 1e-4));
+        torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
+        optimizer.step();
+        EXPECT_TRUE(std::isfinite(host(net(input).sum()).item<float>()));
+      },
+      kSlow);
+}
+
+TEST_P(CpuOffloadRanksTest, SummonedSavedAndLoaded) {
+  const std::string directory =
+      ::testing::TempDir() + "/offload_checkpoint" + std::to_string(GetParam());
+  std::filesystem::remove_all(directory);
+  on_gpus({{"dp", GetParam()}}, [&](const MeshPtr& mesh) {
+    WordsNet net = make_words_net();
+    fully_shard(*net, mesh, on_gpu({.units = {"blocks.*"}}));
+    {
+      FullParams whole(*net, {.writeback = true});
+      EXPECT_TRUE(to_local(net->head->weight.detach()).is_cpu());
+      const c10::AutoGradMode no_grad(false);
+      net->head->weight.mul_(2);
+    }
+    StateDict state;
+    add_module(state, *net);
+    save_checkpoint(directory, 7, state, mesh);
+  });
+  const at::Tensor wanted = make_words_net()->head->weight.detach() * 2;
+  on_gpus({{"dp", 3 - GetParam()}}, [&](const MeshPtr& mesh) {
+    WordsNet net = make_words_net();
+    fully_shard(*net, mesh, on_gpu({}));
+    StateDict state;
+    add_module(state, *net);
+    EXPECT_EQ(load_checkpoint(directory, state, mesh).step, 7);
+    expect_on_cpu(net->head->weight, "head");
+    EXPECT_TRUE(at::equal(host(net->head->weight), wanted));
+  });
+  std::filesystem::remove_all(directory);
+}
+
+TEST(CpuOffloadErrorsTest, Devices) {
+  const auto refusal = [](const std::function<void(const MeshPtr&)>& body) {
+    std::string message;
+    for (const absl::Status& status : try_on_gpus({{"dp", 2}}, body)) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      message = std::string(status.message());
+    }
+    return message;
+  };
+  EXPECT_THAT(refusal([](const MeshPtr& mesh) {
+                WordsNet net = make_words_net();
+                fully_shard(*net, mesh, {.compute_device = at::Device(at::kCUDA, 99)});
+              }),
+              HasSubstr("compute_device is cuda:99; LibTorch has 8 of them here"));
+  EXPECT_THAT(refusal([](const MeshPtr& mesh) {
+                WordsNet net = make_words_net();
+                fully_shard(*net, mesh, {.compute_device = at::kXPU});
+              }),
+              HasSubstr("compute_device is xpu, and LibTorch has none here"));
+  EXPECT_THAT(refusal([](const MeshPtr& mesh) {
+                WordsNet net = make_words_net();
+                net->to(at::kCUDA);
+                fully_shard(*net, mesh, {.compute_device = at::kCPU});
+              }),
+              HasSubstr("wanted on the CPU, to be used on the compute_device cpu, or there"));
+}
+
+TEST(CpuOffloadErrorsTest, IsNotCaptured) {
+  on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    WordsNet net = make_words_net();
+    fully_shard(*net, mesh, on_gpu({}));
+    const at::Tensor words = data(words_of(0), mesh, {Shard(0)});
+    net(words);
+    reshard(mesh);
+    try {
+      CapturedStep::capture(mesh, {}, [&] { net(words); });
+      ADD_FAILURE() << "captured";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(e.what(), HasSubstr("rest on the CPU"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace shardweave
