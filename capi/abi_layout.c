@@ -116,7 +116,7 @@ FIELD(swv_materialize_options, num_values, 24, 8);
 FIELD(swv_materialize_options, seed, 32, 8);
 FIELD(swv_materialize_options, has_seed, 40, 4);
 
-SIZE(swv_fully_shard_options, 88);
+SIZE(swv_fully_shard_options, 96);
 FIELD(swv_fully_shard_options, struct_size, 0, 8);
 FIELD(swv_fully_shard_options, mesh_dim, 8, 8);
 FIELD(swv_fully_shard_options, units, 16, 8);
@@ -131,6 +131,7 @@ FIELD(swv_fully_shard_options, reduce_dtype, 68, 4);
 FIELD(swv_fully_shard_options, output_dtype, 72, 4);
 FIELD(swv_fully_shard_options, equal_segments, 76, 4);
 FIELD(swv_fully_shard_options, reshard_after_forward_ranks, 80, 8);
+FIELD(swv_fully_shard_options, compute_device, 88, 8);
 
 SIZE(swv_fully_shard_counters, 56);
 FIELD(swv_fully_shard_counters, struct_size, 0, 8);

@@ -42,6 +42,8 @@ FullyShardOptions fully_shard_options(const swv_fully_shard_options* given) {
   result.output_dtype = optional_scalar_type(o.output_dtype, "options.output_dtype");
   result.equal_segments = flag(o.equal_segments, "options.equal_segments");
   result.reshard_after_forward_ranks = o.reshard_after_forward_ranks;
+  const c10::Device computes = device(o.compute_device, "options.compute_device");
+  if (!computes.is_cpu()) result.compute_device = computes;
   result.distribute = distribute_options(&distribute);
   return result;
 }

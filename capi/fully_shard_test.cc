@@ -264,6 +264,13 @@ TEST(FullyShardTest, SegmentsAndNeighbours) {
     EXPECT_THAT(message_of(swv_module_fully_shard(module, mesh, &options, nullptr, nullptr)),
                 HasSubstr("wanted a divisor of the 2 ranks"));
     options.reshard_after_forward_ranks = 1;
+    options.compute_device = {SWV_DEVICE_CUDA, -1};
+    EXPECT_THAT(message_of(swv_module_fully_shard(module, mesh, &options, nullptr, nullptr)),
+                HasSubstr("'options.compute_device' is device type 1, index -1"));
+    options.compute_device = {SWV_DEVICE_CUDA, 0};
+    EXPECT_THAT(message_of(swv_module_fully_shard(module, mesh, &options, nullptr, nullptr)),
+                HasSubstr("compute_device is cuda:0, and LibTorch has none here"));
+    options.compute_device = {SWV_DEVICE_CPU, 0};
     swv_string* json = nullptr;
     ok(swv_module_fully_shard(module, mesh, &options, nullptr, &json));
     EXPECT_THAT(text_of(json), HasSubstr("\"padding\":"));

@@ -1535,22 +1535,17 @@ typedef struct swv_fully_shard_options {
   /* After forward a unit stays divided among so many neighbours, from whom backward gathers it: a
    * divisor of the ranks; 0: among all of them. */
   int64_t reshard_after_forward_ranks;
+  /* CPU offload: where operators see parameters that rest on the CPU, as their gradients and optimizers'
+   * states do; the CPU: where they rest. Buffers and numbers move to it. */
+  swv_device compute_device;
 } swv_fully_shard_options;
-#define SWV_FULLY_SHARD_OPTIONS_INIT                                  \
-  {SWV_SIZE_TO(swv_fully_shard_options, reshard_after_forward_ranks), \
-   NULL,                                                              \
-   NULL,                                                              \
-   0,                                                                 \
-   NULL,                                                              \
-   0,                                                                 \
-   0,                                                                 \
-   0,                                                                 \
-   1,                                                                 \
-   SWV_DTYPE_DEFAULT,                                                 \
-   SWV_DTYPE_DEFAULT,                                                 \
-   SWV_DTYPE_DEFAULT,                                                 \
-   0,                                                                 \
-   0}
+#define SWV_FULLY_SHARD_OPTIONS_INIT                                                       \
+  {                                                                                        \
+    SWV_SIZE_TO(swv_fully_shard_options, compute_device), NULL, NULL, 0, NULL, 0, 0, 0, 1, \
+        SWV_DTYPE_DEFAULT, SWV_DTYPE_DEFAULT, SWV_DTYPE_DEFAULT, 0, 0, {                   \
+      SWV_DEVICE_CPU, 0                                                                    \
+    }                                                                                      \
+  }
 
 /* Plain parameters and buffers become sharded tensors, in place; parameters that are in units
  * already, of a module inside that was given before, stay there. A tied parameter belongs to one
@@ -1563,8 +1558,8 @@ typedef struct swv_fully_shard_options {
  * Before anything is changed: SWV_CODE_NOT_FOUND for a dimension that the mesh does not have, and for
  * a pattern or a type that matches no module with parameters; SWV_CODE_INVALID_ARGUMENT for a
  * parameter on another mesh or cut along the dimension already, a unit with fewer elements than
- * ranks, and options that differ between ranks; SWV_CODE_FAILED_PRECONDITION if all parameters are
- * in units already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION
+ * ranks, a compute_device that LibTorch does not have here or of parameters on another GPU, and options
+ * that differ between ranks; SWV_CODE_FAILED_PRECONDITION if all parameters are in units already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION
  * for a write to a view of a parameter, and for ranks that use units in different orders.
  * COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_module_fully_shard(swv_module* module, const swv_mesh* mesh,

@@ -2,12 +2,15 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ATen/ATen.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/activation_checkpoint.h"
 #include "shardweave/dtensor/captured_step.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
@@ -18,12 +21,14 @@
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
+#include "shardweave/modules/optim/grad_scaler.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/summon_full_params.h"
 #include "shardweave/modules/testing/words_net.h"
 #include "torch/autograd.h"
 #include "torch/nn.h"
 #include "torch/optim.h"
+#include "torch/script.h"
 
 namespace shardweave {
 namespace {
@@ -159,7 +164,6 @@ TEST_P(CpuOffloadTest, Trains) {
       kSlow);
 }
 
-// Against one device, to the bit: sums of two are the same in any order.
 void expect_gradients(WordsNet& net, const std::vector<at::Tensor>& wanted) {
   const std::vector<at::Tensor> parameters = net->parameters();
   ASSERT_EQ(parameters.size(), wanted.size());
@@ -196,7 +200,7 @@ TEST_P(CpuOffloadRanksTest, GradientsAccumulate) {
       kSlow);
 }
 
-// Gradients that are asked for, hooks of parameters, gradients of gradients.
+// Gradients that are asked for, and hooks of parameters.
 TEST_P(CpuOffloadRanksTest, AutogradAsEver) {
   nn::Linear whole(3, 5);
   const at::Tensor x = at::sin(at::arange(12, at::kFloat)).view({4, 3});
@@ -204,9 +208,7 @@ TEST_P(CpuOffloadRanksTest, AutogradAsEver) {
     return net(input).square().sum();
   };
   const std::vector<at::Tensor> first =
-      torch::autograd::grad({loss(whole, x)}, whole->parameters(), {}, std::nullopt, true);
-  const at::Tensor second =
-      torch::autograd::grad({first[0].square().sum()}, {whole->weight})[0].detach();
+      torch::autograd::grad({loss(whole, x)}, whole->parameters());
   on_gpus(
       {{"dp", GetParam()}},
       [&](const MeshPtr& mesh) {
@@ -232,22 +234,53 @@ TEST_P(CpuOffloadRanksTest, AutogradAsEver) {
         EXPECT_TRUE(at::allclose(host(net->bias.grad()), first[1].detach(), 1e-4, 1e-5));
       },
       kSlow);
+}
+
+// Gradients that TorchScript's own graphs bring to parameters.
+TEST_P(CpuOffloadRanksTest, TorchScript) {
+  const auto make = [] {
+    torch::jit::Module module("m");
+    for (const auto& [name, sizes] :
+         std::vector<std::pair<std::string, std::vector<int64_t>>>{{"a", {5, 3}}, {"b", {5}}}) {
+      const at::Tensor value = at::sin(at::arange(c10::multiply_integers(sizes), at::kFloat));
+      module.register_parameter(name, value.view(sizes).requires_grad_(), /*is_buffer=*/false);
+    }
+    module.define(R"(
+      def forward(self, x):
+          return torch.tanh(torch.linear(x, self.a, self.b)).square().mean()
+    )");
+    return module;
+  };
+  struct Holder : nn::Module {
+    explicit Holder(const torch::jit::Module& script) {
+      for (const auto& p : script.named_parameters()) register_parameter(p.name, p.value);
+    }
+  };
+  const at::Tensor x = at::cos(at::arange(12, at::kFloat)).view({4, 3});
+  constexpr int kRuns = 4;  // the first ones are profiled
+  torch::jit::Module plain = make();
+  for (int i = 0; i < kRuns; ++i) plain.forward({x}).toTensor().backward();
+  const std::vector<at::Tensor> wanted = {plain.attr("a").toTensor().grad(),
+                                          plain.attr("b").toTensor().grad()};
   on_gpus(
       {{"dp", GetParam()}},
       [&](const MeshPtr& mesh) {
-        nn::Linear net(std::dynamic_pointer_cast<nn::LinearImpl>(whole->clone()));
-        fully_shard(*net, mesh, on_gpu({}));
-        const at::Tensor input = data(x, mesh, {Shard(0)});
-        const at::Tensor grad =
-            torch::autograd::grad({loss(net, input)}, {net->weight}, {}, std::nullopt, true)[0];
-        const at::Tensor again = torch::autograd::grad({grad.square().sum()}, {net->weight})[0];
-        EXPECT_TRUE(at::allclose(host(again), second, 1e-4, 1e-4));
+        torch::jit::Module script = make();
+        Holder parameters(script);
+        fully_shard(parameters, mesh, on_gpu({}));
+        for (int i = 0; i < kRuns; ++i) {
+          script.forward({data(x, mesh, {Shard(0)})}).toTensor().backward();
+        }
+        for (size_t i = 0; i < wanted.size(); ++i) {
+          const at::Tensor grad = parameters.parameters()[i].grad();
+          EXPECT_TRUE(at::allclose(host(grad), wanted[i], 1e-4, 1e-5)) << i;
+        }
       },
       kSlow);
 }
 
-// The host waits for a unit's copy when that is used, and for gradients when somebody reads them.
-TEST_P(CpuOffloadRanksTest, TheHostWaitsForCopiesAlone) {
+// Nothing of a step waits on the host but whoever reads gradients, once for a unit.
+TEST_P(CpuOffloadRanksTest, TheHostWaitsForGradientsAlone) {
   on_gpus(
       {{"dp", GetParam()}},
       [&](const MeshPtr& mesh) {
@@ -261,13 +294,125 @@ TEST_P(CpuOffloadRanksTest, TheHostWaitsForCopiesAlone) {
           const FullyShardCounters before = fully_shard_counters(mesh);
           int64_t waits = host_waits();
           loss = loss_of(net, words, wanted);
-          EXPECT_EQ(host_waits() - waits, 5) << "embed, three blocks, head";
-          waits = host_waits();
           loss.backward();
-          EXPECT_LE(host_waits() - waits, 5) << "as many units, and no gradient";
-          if (step == 2 && GetParam() > 1) {
-            EXPECT_GE(fully_shard_counters(mesh).prefetches - before.prefetches, 6);
-          }
+          EXPECT_EQ(host_waits() - waits, 0) << step;
+          waits = host_waits();
+          for (const at::Tensor& p : net->parameters()) to_local(p.grad());
+          EXPECT_EQ(host_waits() - waits, 4) << "three blocks, and the rest";
+          if (step < 2) continue;
+          const FullyShardCounters after = fully_shard_counters(mesh);
+          EXPECT_EQ(after.gathers - before.gathers, 7) << "what forward used last is still there";
+          EXPECT_GE(after.prefetches - before.prefetches, 6);
+          EXPECT_EQ(after.wrong_prefetches, before.wrong_prefetches);
+        }
+      },
+      kSlow);
+}
+
+// A mesh is used by one thread at a time: the device's, while that goes backward.
+TEST_P(CpuOffloadRanksTest, GradientsAreAddedByTheThreadOfTheDevice) {
+  on_gpus({{"dp", GetParam()}}, [&](const MeshPtr& mesh) {
+    WordsNet net = make_words_net();
+    fully_shard(*net, mesh, on_gpu({.units = {"blocks.*"}}));
+    std::set<std::thread::id> threads;
+    for (const at::Tensor& p : net->parameters()) {
+      p.register_hook([&](const at::Tensor& grad) {
+        threads.insert(std::this_thread::get_id());
+        return grad;
+      });
+    }
+    const at::Tensor loss =
+        loss_of(net, data(words_of(0), mesh, {Shard(0)}), data(words_of(1), mesh, {Shard(0)}));
+    loss.register_hook([&](const at::Tensor& grad) {
+      threads.insert(std::this_thread::get_id());
+      return grad;
+    });
+    loss.backward();
+    EXPECT_EQ(threads.size(), 1U);
+    EXPECT_FALSE(threads.contains(std::this_thread::get_id()));
+  });
+}
+
+// A model that is gone before its graph goes backward, and one whose graph is dropped.
+TEST_P(CpuOffloadRanksTest, ModelsDie) {
+  on_gpus(
+      {{"dp", GetParam()}},
+      [&](const MeshPtr& mesh) {
+        const at::Tensor words = data(words_of(0), mesh, {Shard(0)});
+        at::Tensor loss, dropped;
+        std::weak_ptr<nn::Module> gone;
+        {
+          WordsNet net = make_words_net();
+          gone = net.ptr();
+          fully_shard(*net, mesh, on_gpu({.units = {"blocks.*"}}));
+          loss = loss_of(net, words, data(words_of(1), mesh, {Shard(0)}));
+          dropped = net(words);
+        }
+        EXPECT_TRUE(gone.expired());
+        dropped.reset();
+        loss.backward();
+        loss.reset();
+        EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+      },
+      kSlow);
+}
+
+struct Scale : torch::autograd::Function<Scale> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    return x * weight;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    return {grads[0] * saved[1], (grads[0] * saved[0]).sum(at::IntArrayRef{0})};
+  }
+};
+
+// What else trainers do: a function of the user's, a part that runs again, several forwards, a graph
+// that stays, what is frozen, a scaler.
+TEST_P(CpuOffloadRanksTest, Habits) {
+  const auto make = [] {
+    nn::Sequential net(nn::Linear(3, 3), nn::Linear(3, 3), nn::Linear(3, 3), nn::Linear(3, 3));
+    const c10::AutoGradMode no_grad(false);
+    for (const at::Tensor& p : net->parameters()) {
+      p.copy_(at::sin(at::arange(p.numel(), at::kFloat)).view(p.sizes()));
+    }
+    net[2]->as<nn::Linear>()->weight.requires_grad_(false);
+    return net;
+  };
+  const auto run = [](nn::Sequential& net, const at::Tensor& x, GradScaler& scaler) {
+    const auto forward = [&] {
+      const at::Tensor h =
+          Scale::apply(net[0]->as<nn::Linear>()->forward(x), net[3]->as<nn::Linear>()->bias);
+      const at::Tensor again = checkpoint(
+          [&](const at::Tensor& y) { return at::tanh(net[1]->as<nn::Linear>()->forward(y)); }, h);
+      return net[2]->as<nn::Linear>()->forward(again).square().sum();
+    };
+    const at::Tensor a = forward(), b = forward();
+    a.backward({}, /*retain_graph=*/true);
+    a.backward();
+    scaler.scale(b).backward();
+    EXPECT_TRUE(scaler.unscale(net->parameters()));
+  };
+  const at::Tensor x = at::cos(at::arange(12, at::kFloat)).view({4, 3});
+  nn::Sequential whole = make();
+  GradScaler scaler({.init_scale = 1.0});
+  run(whole, x, scaler);
+  on_gpus(
+      {{"dp", GetParam()}},
+      [&](const MeshPtr& mesh) {
+        nn::Sequential net = make();
+        fully_shard(*net, mesh, on_gpu({.units = {"0", "1"}}));
+        GradScaler its({.init_scale = 1.0});
+        run(net, data(x, mesh, {Shard(0)}), its);
+        const auto wanted = whole->parameters(), got = net->parameters();
+        for (size_t i = 0; i < wanted.size(); ++i) {
+          EXPECT_EQ(got[i].grad().defined(), wanted[i].grad().defined()) << i;
+          if (!wanted[i].grad().defined()) continue;
+          expect_on_cpu(got[i].grad(), std::to_string(i));
+          EXPECT_TRUE(at::allclose(host(got[i].grad()), wanted[i].grad(), 1e-4, 1e-4)) << i;
         }
       },
       kSlow);
@@ -310,7 +455,7 @@ struct ScaledImpl : nn::Module {
 };
 TORCH_MODULE(Scaled);
 
-// What is in no unit is where units are.
+// What is in no unit is where units are: of models with values or without, plain or distributed.
 TEST_P(CpuOffloadRanksTest, BuffersAndNumbersMove) {
   Scaled whole;
   const at::Tensor x = at::sin(at::arange(12, at::kFloat)).view({4, 3});
@@ -320,30 +465,44 @@ TEST_P(CpuOffloadRanksTest, BuffersAndNumbersMove) {
   }
   const at::Tensor wanted = whole(x).detach();
   whole(x).square().sum().backward();
-  on_gpus(
-      {{"dp", GetParam()}},
-      [&](const MeshPtr& mesh) {
-        Scaled net = deferred_init([] { return Scaled(); });
-        fully_shard(*net, mesh, on_gpu({}));
-        materialize(*net, {.values = values});
-        for (const auto& item : net->named_buffers()) {
-          EXPECT_TRUE(item.value().is_cuda()) << item.key();
-        }
-        EXPECT_TRUE(net->scale.is_cuda());
-        expect_on_cpu(net->linear->weight, "weight");
-        const at::Tensor input = data(x, mesh, {Shard(0)});
-        EXPECT_TRUE(at::allclose(host(net(input)), wanted, 1e-4, 1e-5));
-        net(input).square().sum().backward();
-        finish_grad_sync(*net);
-        EXPECT_TRUE(net->scale.grad().is_cuda());
-        EXPECT_NEAR(host(net->scale.grad()).item<float>(), whole->scale.grad().item<float>(), 1e-3);
-        EXPECT_TRUE(
-            at::allclose(host(net->norm->weight.grad()), whole->norm->weight.grad(), 1e-3, 1e-4));
-        torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
-        optimizer.step();
-        EXPECT_TRUE(std::isfinite(host(net(input).sum()).item<float>()));
-      },
-      kSlow);
+  for (const bool is_deferred : {false, true}) {
+    for (const bool is_distributed : {false, true}) {
+      SCOPED_TRACE(std::string(is_deferred ? "deferred " : "") +
+                   (is_distributed ? "distributed" : ""));
+      on_gpus(
+          {{"dp", GetParam()}},
+          [&](const MeshPtr& mesh) {
+            Scaled net = is_deferred ? deferred_init([] { return Scaled(); }) : Scaled();
+            if (!is_deferred) {
+              const c10::AutoGradMode no_grad(false);
+              for (const auto& [name, value] : values) net->named_parameters()[name].copy_(value);
+            }
+            if (is_distributed) distribute_module(*net, mesh, ParameterPlan());
+            fully_shard(*net, mesh, on_gpu({}));
+            if (is_deferred) materialize(*net, {.values = values});
+            for (const auto& item : net->named_buffers()) {
+              EXPECT_TRUE(item.value().is_cuda()) << item.key();
+              EXPECT_TRUE(to_local(item.value()).is_cuda()) << item.key();
+            }
+            EXPECT_TRUE(net->scale.is_cuda());
+            EXPECT_TRUE(to_local(net->scale.detach()).is_cuda());
+            expect_on_cpu(net->linear->weight, "weight");
+            const at::Tensor input = data(x, mesh, {Shard(0)});
+            EXPECT_TRUE(at::allclose(host(net(input)), wanted, 1e-4, 1e-5));
+            net(input).square().sum().backward();
+            finish_grad_sync(*net);
+            EXPECT_TRUE(net->scale.grad().is_cuda());
+            EXPECT_NEAR(host(net->scale.grad()).item<float>(), whole->scale.grad().item<float>(),
+                        1e-3);
+            EXPECT_TRUE(at::allclose(host(net->norm->weight.grad()), whole->norm->weight.grad(),
+                                     1e-3, 1e-4));
+            torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
+            optimizer.step();
+            EXPECT_TRUE(std::isfinite(host(net(input).sum()).item<float>()));
+          },
+          kSlow);
+    }
+  }
 }
 
 TEST_P(CpuOffloadRanksTest, SummonedSavedAndLoaded) {
@@ -401,6 +560,38 @@ TEST(CpuOffloadErrorsTest, Devices) {
                 fully_shard(*net, mesh, {.compute_device = at::kCPU});
               }),
               HasSubstr("wanted on the CPU, to be used on the compute_device cpu, or there"));
+}
+
+TEST(CpuOffloadErrorsTest, WhatWouldGoBackwardOnTheCpu) {
+  nn::Linear whole(3, 5);
+  on_gpus({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    nn::Linear net(std::dynamic_pointer_cast<nn::LinearImpl>(whole->clone()));
+    fully_shard(*net, mesh, on_gpu({}));
+    const auto expect_refused = [](const std::function<void()>& body, const std::string& message) {
+      try {
+        body();
+        ADD_FAILURE() << "not refused: " << message;
+      } catch (const Error& e) {
+        EXPECT_THAT(e.what(), HasSubstr(message));
+      }
+    };
+    at::Tensor before;
+    {
+      const c10::AutoGradMode no_grad(false);
+      before = net->weight.clone();
+    }
+    expect_refused([&] { (net->weight - before).square().sum(); },
+                   "aten::sub: the parameter 'weight' rests on the CPU and is used on cuda:");
+    {
+      const c10::AutoGradMode no_grad(false);
+      EXPECT_EQ(host((net->weight - before).abs().sum()).item<float>(), 0);
+    }
+    const at::Tensor x = data(at::ones({4, 3}), mesh, {Shard(0)});
+    const at::Tensor loss = net(x).square().sum();
+    expect_refused(
+        [&] { torch::autograd::grad({loss}, net->parameters(), {}, std::nullopt, true); },
+        "gradients of gradients (create_graph) of the parameter '");
+  });
 }
 
 TEST(CpuOffloadErrorsTest, IsNotCaptured) {

@@ -56,18 +56,19 @@ std::optional<at::Device> checked_device(std::optional<at::Device> device) {
     refuse_to_shard(absl::StatusCode::kInvalidArgument,
                     str_cat("compute_device is ", device->str(), ", and LibTorch has none here"));
   }
-  const c10::impl::VirtualGuardImpl guard(device->type());
-  if (!device->has_index()) return guard.getDevice();
-  if (device->index() < guard.deviceCount()) return device;
-  refuse_to_shard(absl::StatusCode::kInvalidArgument,
-                  str_cat("compute_device is ", device->str(), "; LibTorch has ",
-                          static_cast<int>(guard.deviceCount()), " of them here"));
+  const int count = c10::impl::VirtualGuardImpl(device->type()).deviceCount();
+  if (device->has_index() && device->index() >= count) {
+    refuse_to_shard(
+        absl::StatusCode::kInvalidArgument,
+        str_cat("compute_device is ", device->str(), "; LibTorch has ", count, " of them here"));
+  }
+  return with_index(*device);
 }
 
 // Where it is, or will be.
 at::Device device_when_made(const at::Tensor& tensor) {
   const bool is_to_be_made = !is_dtensor(tensor) && dtensor_internal::is_deferred(tensor);
-  return is_to_be_made ? deferred_device(tensor) : tensor.device();
+  return with_index(is_to_be_made ? deferred_device(tensor) : tensor.device());
 }
 
 std::string_view enclosing(std::string_view fqn) {
@@ -352,7 +353,13 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
   check_dtype("param_dtype", options.param_dtype);
   check_dtype("reduce_dtype", options.reduce_dtype);
   check_dtype("output_dtype", options.output_dtype);
-  for (at::Tensor& tensor : moving) tensor.set_data(tensor.to(*compute_device));
+  for (at::Tensor& tensor : moving) {
+    if (is_dtensor(tensor) && dtensor_internal::is_deferred(tensor)) {
+      move_deferred(tensor, *compute_device);
+    } else {
+      tensor.set_data(tensor.detach().to(*compute_device));
+    }
+  }
   if (!plain.empty()) distribute_members(plain, replicated, mesh, options.distribute, cause);
 
   std::vector<FullyShardUnit> result;

@@ -37,8 +37,8 @@
 // reduced, and the host waits for that when somebody reads it (the optimizer, clip_grad_norm). The
 // world needs a backend for both memories: NCCL has one, and Gloo with a device.
 //
-//   Gpt model(options);                                         // in the host's memory
 //   fully_shard(*model, mesh, {.units = {"blocks.*"}, .compute_device = at::kCUDA});
+//   FusedOptimizer optimizer(model->parameters(), AdamWOptions{});  // steps on the CPU
 //   auto x = distribute_tensor(batch.to(at::kCUDA), mesh, {{"dp", Shard(0)}});
 //
 // Along other mesh dimensions parameters stay as they are: parallelize_module() comes first, then

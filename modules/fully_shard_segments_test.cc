@@ -165,7 +165,7 @@ TEST(FullyShardSegmentsTest, PlansOfManyShapes) {
         EXPECT_GE(plan.begins[i], end);  // none lies on another
         end = plan.begins[i] + whole[i]->numel();
         const dtensor_internal::FlatRow row(context, 0, whole, plan.layouts, at::kFloat,
-                                            plan.begins, plan.segment);
+                                            at::kCPU, plan.begins, plan.segment);
         int64_t at = plan.begins[i];
         for (size_t r = 0; r < 4; ++r) {
           const int64_t count = row[i].counts[r];

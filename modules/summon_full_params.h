@@ -9,7 +9,8 @@
 //   if (FullParams on_first(*model, {.rank = 0}); is_first) save(on_first.parameters());
 //
 // Without a rank the parameters of the module are themselves whole meanwhile, on every rank, and so are
-// the plain tensors of parameters(), which are the same memory. With a rank that one alone has plain
+// the plain tensors of parameters(), which are the same memory: where they rest, on the CPU if they are
+// used on a compute_device. With a rank that one alone has plain
 // copies, and the parameters rest as ever. Whole means along the mesh dimension that fully_shard() cuts:
 // what other dimensions cut (tensor parallelism) stays cut.
 //

@@ -423,6 +423,7 @@ void Fuzzer::fully_sharded() {
   options.min_numel = one_in(3) ? number() : 0;
   options.source = one_in(3) ? small() : 0;
   options.equal_segments = one_in(9) ? small() : static_cast<swv_bool>(below(2));
+  if (one_in(9)) options.compute_device = {one_in(2) ? SWV_DEVICE_CUDA : small(), small()};
   options.reshard_after_forward_ranks = one_in(5) ? number() : static_cast<int64_t>(below(2));
   options.reshard_after_forward = one_in(9) ? small() : static_cast<swv_bool>(below(2));
   for (swv_dtype* dtype : {&options.param_dtype, &options.reduce_dtype, &options.output_dtype}) {

@@ -12,7 +12,6 @@
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
-#include "c10/core/impl/VirtualGuardImpl.h"
 #include "shardweave/comm/inproc/inproc.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/engine/arguments.h"
@@ -37,12 +36,6 @@ template struct Refusal<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 using c10::IValue;
 
 constexpr c10::DispatchKey kDeferredKey = c10::DispatchKey::DeferredInit;
-
-// As LibTorch means one without: the current one.
-c10::Device with_index(c10::Device device) {
-  if (device.has_index() || device.is_cpu() || device.is_meta()) return device;
-  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
-}
 
 // Where in a storage a tensor lies.
 struct Geometry {
@@ -1164,8 +1157,11 @@ void bring_given(const Item& item, const Spec& spec, const Cause& cause) {
 
 // This rank's part. Of a DTensor that was given only the memory.
 at::Tensor make_part(const Item& item, const Spec& spec, std::optional<uint64_t> seed) {
-  if (!item.given.defined()) return Maker(item.tape, item.context, seed).part(item.whole, spec);
-  const at::Tensor made = at::empty(array(spec.local_sizes), options_of(*item.tape, item.whole));
+  if (!item.given.defined()) {
+    return Maker(item.tape, item.context, seed).part(item.whole, spec).to(spec.device);
+  }
+  const at::Tensor made =
+      at::empty(array(spec.local_sizes), at::TensorOptions(item.whole.dtype).device(spec.device));
   if (is_dtensor(item.given)) return made;
   at::Tensor part = item.given.detach();
   for (int d = 0; d < spec.ndim(); ++d) {
@@ -1241,22 +1237,25 @@ namespace {
 struct Move {
   c10::Device device;
   std::optional<at::ScalarType> dtype;
+  std::optional<at::MemoryFormat> format;
 };
 std::optional<Move> move_of(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
   if (base_name(op) != "aten::to") return std::nullopt;
   std::optional<c10::Device> device;
   std::optional<at::ScalarType> dtype;
+  std::optional<at::MemoryFormat> format;
   for (size_t i = 1; i < args.size(); ++i) {
     const std::string& name = op.schema().arguments()[i].name();
     if (name == "device" && args[i].isDevice()) device = args[i].toDevice();
     if (name == "dtype" && args[i].isInt()) dtype = args[i].toScalarType();
+    if (name == "memory_format" && args[i].isInt()) format = args[i].toMemoryFormat();
     if (name != "other" || !args[i].isTensor()) continue;
     const at::Tensor& other = args[i].toTensor();
     device = is_plain_deferred(other) ? deferred_device(other) : other.device();
     dtype = other.scalar_type();
   }
   if (!device.has_value() || device->is_meta()) return std::nullopt;
-  return Move{with_index(*device), dtype};
+  return Move{with_index(*device), dtype, format};
 }
 
 }  // namespace
@@ -1286,7 +1285,8 @@ bool record_deferred(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (move.has_value() && is_plain_deferred(args[0].toTensor()) &&
       move->device != deferred_device(args[0].toTensor())) {
     at::Tensor moved = at::_to_copy(args[0].toTensor(),
-                                    at::TensorOptions().device(move->device).dtype(move->dtype));
+                                    at::TensorOptions().device(move->device).dtype(move->dtype),
+                                    /*non_blocking=*/false, move->format);
     stack->resize(stack->size() - args.size());
     stack->emplace_back(std::move(moved));
     return true;
@@ -1333,6 +1333,17 @@ void shard_deferred(const at::Tensor& tensor, SpecRef spec, std::shared_ptr<Mesh
   impl->*DeviceAccess::device() = spec->device;
   convert_in_place(tensor, at::Tensor(), std::move(spec), std::move(context));
   meta_of(tensor).part = LocalPart(std::move(part));
+}
+
+void move_deferred(const at::Tensor& tensor, c10::Device device) {
+  DTensorMeta& meta = meta_of(tensor);
+  const SpecRef was = meta.spec;
+  const Spec& spec = *was;
+  meta.spec =
+      meta.context->intern(spec.layout, spec.sizes, spec.strides, spec.dtype, device, spec.origins);
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  impl->*DeviceAccess::device() = meta.spec->device;
+  set_keys(*impl, (impl->key_set() - keys_for(spec.device)) | keys_for(device));
 }
 
 void make_deferred(const std::vector<Member>& members,

@@ -421,6 +421,11 @@ const at::Tensor& GradientScatter::part(size_t i) {
   return parts_[i];
 }
 
+void GradientScatter::release() {
+  parts_.assign(parts_.size(), at::Tensor());
+  out_.reset();
+}
+
 at::Tensor with_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
   const DTensorMeta& meta = meta_of(tensor);
   const Spec& spec = *meta.spec;

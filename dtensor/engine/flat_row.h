@@ -148,6 +148,8 @@ class GradientScatter {
   bool is_under_way() const { return under_way_.has_value(); }
   // This rank's part. Finishes.
   const at::Tensor& part(size_t i);
+  // Nobody asks for parts any more.
+  void release();
 
  private:
   std::vector<size_t> taken_;

@@ -87,19 +87,23 @@ class ViewOfUnit final : public LocalPart::Source {
 // What is copied to the host.
 class OnItsWay final : public LocalPart::Source {
  public:
-  OnItsWay(std::shared_ptr<HostCopies> copies, at::Tensor there)
-      : copies_(std::move(copies)), there_(std::move(there)) {}
+  OnItsWay(std::shared_ptr<HostCopies> copies, size_t index, std::shared_ptr<MeshContext> context)
+      : copies_(std::move(copies)), index_(index), context_(std::move(context)) {}
   LocalPart::State state() const override {
     return copies_->done() ? LocalPart::State::kReady : LocalPart::State::kUnderWay;
   }
   const at::Tensor& bring() override {
-    copies_->wait();
-    return there_;
+    if (!copies_->done()) {
+      copies_->wait();
+      context_->before_host_reads();  // or they may be what an error has left
+    }
+    return (*copies_)[index_];
   }
 
  private:
   const std::shared_ptr<HostCopies> copies_;
-  const at::Tensor there_;
+  const size_t index_;
+  const std::shared_ptr<MeshContext> context_;
 };
 
 // Operators that take a parameter as it rests, whatever else they take.
@@ -213,6 +217,29 @@ Use use_in(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
   return copies ? Use::kAtRest : Use::kWhole;
 }
 
+// What is recorded of parameters that rest on the CPU would go backward there, beside the device that
+// uses them.
+void check_stays_on_device(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
+  if (!c10::GradMode::is_enabled() || works_at_rest(op.operator_name().name) ||
+      op.operator_name().name == "aten::to" || op.schema().is_mutable()) {
+    return;
+  }
+  for (const IValue& arg : args) {
+    for_each_of(arg, [&](const at::Tensor& tensor) {
+      const Resting* resting = resting_of(tensor);
+      if (resting == nullptr || !tensor.requires_grad()) return;
+      const std::optional<c10::Device>& device = resting->unit->options().compute_device;
+      if (!device.has_value()) return;
+      throw Error(op.operator_name().name,
+                  absl::FailedPreconditionError(absl::StrCat(
+                      "the parameter '", std::string(parameter_of(meta_of(tensor))),
+                      "' rests on the CPU and is used on ", device->str(),
+                      ": gradients are recorded there, with tensors that are on it too; this one "
+                      "lies beside the parameter, as it rests")));
+    });
+  }
+}
+
 // While parameters are summoned, what is recorded of them would save what is gone afterwards.
 void check_not_recorded(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
   if (!c10::GradMode::is_enabled()) return;
@@ -287,7 +314,7 @@ void FsdpState::touch(FsdpUnit& unit) {
   // What is summoned is not met, and the end of its scope is no place for an error of a gather.
   const bool is_to_copy = guess != nullptr && (!guess->is_alone() || guess->is_elsewhere());
   if (!is_to_copy || guess == &unit || guess->is_full_ || guess->is_summoned() ||
-      guess->is_begun()) {
+      guess->is_begun_) {
     return;
   }
   guess->begin_gather();
@@ -340,11 +367,11 @@ void FsdpState::forget(FsdpUnit& unit) {
   });
 }
 
-c10::Stream FsdpState::lane(c10::Device device) {
-  for (const c10::Stream& lane : lanes_) {
-    if (lane.device() == device) return lane;
+c10::Stream FsdpState::lane(c10::Device device, Way way) {
+  for (const auto& [its, lane] : lanes_) {
+    if (its == way && lane.device() == device) return lane;
   }
-  return lanes_.emplace_back(copy_lane(device));
+  return lanes_.emplace_back(way, copy_lane(device)).second;
 }
 
 // --- a unit --------------------------------------------------------------------------------------
@@ -421,6 +448,7 @@ std::shared_ptr<FsdpUnit> FsdpUnit::create(std::string name,
       const std::shared_ptr<FsdpUnit> its = weak.lock();
       return its == nullptr ? grad : its->resting_gradient(i, at::Tensor(grad));
     });
+    if (unit->is_elsewhere()) accumulate_beside(unit->row_[i].whole->device, tensor);
   }
   if (!deferred) unit->pack();
   return unit;
@@ -433,7 +461,8 @@ at::Tensor FsdpUnit::Parameter::tensor() const {
 }
 
 FsdpUnit::~FsdpUnit() {
-  let_go();
+  under_way_.reset();
+  wait_for_read();
   sending_.reset();
   drop_part();
   if (is_allocated_) state_->counters.gathered_bytes -= flat_bytes();
@@ -541,51 +570,69 @@ void FsdpUnit::begin_gather() {
   if (part_.defined() && part_version_ == shard_._version()) {
     ++state_->counters.gathers;
     under_way_.emplace(gather_from_neighbours());
+    is_begun_ = true;
     return;
   }
   drop_part();
   std::optional<c10::StreamGuard> beside;
-  if (is_elsewhere()) {
-    wait_for_current(*lane());  // for what has used the memory
-    beside.emplace(*lane());
+  if (const std::optional<c10::Stream> lane = this->lane(FsdpState::Way::kToDevice)) {
+    wait_for_current(*lane);  // for what has used the memory
+    beside.emplace(*lane);
     keep_for_stream(flat_);
   }
   at::Tensor stretch = shard_;
   if (is_cast() || is_elsewhere()) {  // where it belongs
-    const at::AutoDispatchBelowADInplaceOrView is_no_write;
-    const c10::InferenceMode normal(false);
-    const c10::AutoGradMode no_grad(false);
     stretch = flat_.narrow(0, row_.kept_begin(), row_.kept());
-    stretch.copy_(is_elsewhere() ? shard_.to(flat_.device(), /*non_blocking=*/true) : shard_);
+    bring_stretch(stretch);
   }
   if (is_elsewhere()) {
     read_.emplace(flat_.device().type());
-    read_->record(*lane());
+    read_->record(beside->current_stream());
+    ++state_->counters.gathers;
+    is_begun_ = is_alone();
   }
   if (is_alone()) {
-    if (!is_begun()) {
-      is_full_ = true;
-      note_filled();
-    }
+    if (is_begun_) return;
+    is_full_ = true;
+    note_filled();
     return;
   }
-  ++state_->counters.gathers;
+  if (!is_elsewhere()) ++state_->counters.gathers;
   under_way_.emplace(row_.all_gather(stretch, flat_, provenance(), cause(),
                                      [this](size_t i) { return parameter_name(i); }));
+  is_begun_ = true;
+}
+
+// What casts on a device needs memory there.
+void FsdpUnit::bring_stretch(const at::Tensor& to) const {
+  constexpr int64_t kPiece = 1 << 24;
+  const at::AutoDispatchBelowADInplaceOrView is_no_write;
+  const c10::InferenceMode normal(false);
+  const c10::AutoGradMode no_grad(false);
+  if (!is_elsewhere() || !is_cast()) {
+    to.copy_(shard_, /*non_blocking=*/true);
+    return;
+  }
+  for (int64_t begin = 0; begin < to.numel(); begin += kPiece) {
+    const int64_t numel = std::min(kPiece, to.numel() - begin);
+    const at::Tensor from = shard_.narrow(0, begin, numel);
+    to.narrow(0, begin, numel).copy_(from.to(to.device(), /*non_blocking=*/true));
+  }
 }
 
 void FsdpUnit::finish_gather() {
-  if (!is_begun()) return;
+  if (!is_begun_) return;
+  is_begun_ = false;
   absl::Status status = under_way_.has_value() ? under_way_->wait() : absl::OkStatus();
-  let_go();
+  under_way_.reset();
   throw_if_error(std::move(status));
+  if (read_.has_value()) read_->block(stream_here(flat_.device()));
   is_full_ = true;
   note_filled();
 }
 
-// Nobody reads what rests any more. Errors are for those who use the device next.
-void FsdpUnit::let_go() {
-  under_way_.reset();  // waits
+// Of the host: errors are for those who use the device next.
+void FsdpUnit::wait_for_read() {
   try {
     if (read_.has_value()) read_->synchronize();
   } catch (const c10::Error&) {
@@ -593,9 +640,9 @@ void FsdpUnit::let_go() {
   read_.reset();
 }
 
-std::optional<c10::Stream> FsdpUnit::lane() const {
+std::optional<c10::Stream> FsdpUnit::lane(FsdpState::Way way) const {
   if (!is_elsewhere()) return std::nullopt;
-  return state_->lane(row_[0].whole->device);
+  return state_->lane(row_[0].whole->device, way);
 }
 
 void FsdpUnit::note_filled() {
@@ -632,6 +679,7 @@ void FsdpUnit::make_full() {
 
 void FsdpUnit::settle() {
   finish_gather();
+  wait_for_read();
 }
 
 void FsdpUnit::reshard(bool keeps_part) {
@@ -659,9 +707,8 @@ std::shared_ptr<torch::autograd::Node> FsdpUnit::node(size_t index, const at::Te
   if (node != nullptr && node->next_edge(index).is_valid()) return node;
   // An edge calls the hooks of its parameter, with a gradient or without: there is one only to what
   // is used.
-  const torch::autograd::Edge edge = is_elsewhere() && handle.is_leaf()
-                                         ? accumulation_on(row_[index].whole->device, handle)
-                                         : torch::autograd::impl::gradient_edge(handle);
+  if (is_elsewhere() && handle.is_leaf()) accumulate_beside(row_[index].whole->device, handle);
+  const torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(handle);
   // Not to a node of a graph that is going backward now, which has counted its edges.
   if (node != nullptr && graph_task == node_made_in_) {
     // Not set_next_edge(), which wants to be called before others know the node: all edges here lead
@@ -719,17 +766,22 @@ at::Tensor FsdpUnit::used(size_t index, const at::Tensor& handle) {
 at::Tensor FsdpUnit::resting_gradient(size_t index, const at::Tensor& grad) {
   if (!grad.defined()) return grad;
   const Spec& kept = *row_[index].kept;
+  if (is_elsewhere() &&
+      c10::GradMode::is_enabled()) {  // those of several, on the CPU, make branches
+    throw Error(kFullyShard, absl::UnimplementedError(absl::StrCat(
+                                 "gradients of gradients (create_graph) of the parameter '",
+                                 parameter_name(index), "', which rests on the CPU and is used on ",
+                                 row_[index].whole->device.str())));
+  }
   at::Tensor there = as_dtensor(grad, context_);
   const bool has_arrived = meta_of(there).spec->layout == kept.layout;
-  if (has_arrived && there.scalar_type() == kept.dtype && there.device() == kept.device) {
-    return there;
-  }
+  if (has_arrived && there.scalar_type() == kept.dtype) return there;
   there = there.to(reduce_dtype());
   if (!has_arrived) {
     there = c10::GradMode::is_enabled() ? redistribute(there, kept.layout, options_.where)
                                         : redistributed(there, kept.layout, cause());
   }
-  return there.to(at::TensorOptions(kept.dtype).device(kept.device));
+  return there.to(kept.dtype);
 }
 
 // Gradients are packed where the parameters were, or in place of them: nobody needs those any more.
@@ -759,7 +811,7 @@ std::shared_ptr<UnitGradients> FsdpUnit::send(variable_list& grads) {
         bytes = static_cast<int64_t>(buffer.nbytes());
         return buffer;
       },
-      lane(), cause(), [this](size_t i) { return parameter_name(i); });
+      lane(FsdpState::Way::kToHost), cause(), [this](size_t i) { return parameter_name(i); });
   if (gradients->taken().empty()) return nullptr;
   ++state_->counters.reduce_scatters;
   state_->sending_.push_back(gradients);
@@ -783,16 +835,25 @@ std::shared_ptr<UnitGradients> FsdpUnit::send(variable_list& grads) {
 
 // Of gradients on the device, to the CPU.
 void FsdpUnit::begin_copies(variable_list& grads) {
-  const auto copies = std::make_shared<HostCopies>(*lane());
+  std::vector<size_t> from;
+  std::vector<at::Tensor> parts;
   for (size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i].defined()) continue;
-    const DTensorMeta& meta = meta_of(grads[i]);
-    const Spec &has = *meta.spec, &kept = *row_[i].kept;
+    from.push_back(i);
+    parts.push_back(meta_of(grads[i]).local());
+  }
+  const auto copies = std::make_shared<HostCopies>(
+      state_->lane(row_[0].whole->device, FsdpState::Way::kToHost), parts);
+  for (size_t k = 0; k < from.size(); ++k) {
+    at::Tensor& grad = grads[from[k]];
+    const DTensorMeta& meta = meta_of(grad);
+    const Spec& has = *meta.spec;
     at::Tensor there = wrap(
-        LocalPart(std::make_shared<OnItsWay>(copies, copies->begin(meta.local()))),
-        context_->intern(has.layout, has.sizes, has.strides, has.dtype, kept.device), context_);
+        LocalPart(std::make_shared<OnItsWay>(copies, k, context_)),
+        context_->intern(has.layout, has.sizes, has.strides, has.dtype, row_[from[k]].kept->device),
+        context_);
     meta_of(there).came_from(provenance_of(meta));
-    grads[i] = std::move(there);
+    grad = std::move(there);
   }
 }
 
@@ -836,7 +897,10 @@ std::optional<at::ScalarType> use_parameters(const c10::OperatorHandle& op, c10:
       absl::MakeSpan(*stack).subspan(stack->size() - schema.arguments().size());
   check_not_recorded(op, args);
   const Use use = use_in(op, args);
-  if (use == Use::kAtRest) return std::nullopt;
+  if (use == Use::kAtRest) {
+    check_stays_on_device(op, args);
+    return std::nullopt;
+  }
   const FsdpUnit* unit = nullptr;  // of the first
   for (const IValue& arg : args) {
     for_each_of(arg, [&](const at::Tensor& tensor) {

@@ -13,8 +13,7 @@
 // that touches a unit finds it filled, and it is emptied when they all have done what came by then.
 //
 // What rests on the CPU and is used on a device is copied there before it is gathered, and gradients
-// back after they were reduced, beside what computes (host_copies.h). Nobody reads what rests while
-// the unit is full.
+// back after they were reduced, beside what computes (host_copies.h).
 //
 // All ranks touch units in the same order, for they run the same operators. Internal to Shardweave.
 // Threads: as DTensors; a backward may run on autograd's thread.
@@ -89,8 +88,9 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   // This rank's and its neighbours', so many along the dimension. Made when first asked for.
   // Collective among them, then.
   Communicator& neighbours(int mesh_dim, int64_t ranks);
-  // For copies to and from the host, of all units of the device.
-  c10::Stream lane(c10::Device device);
+  // For copies, of all units of the device.
+  enum class Way : uint8_t { kToDevice, kToHost };
+  c10::Stream lane(c10::Device device, Way way);
   void touch(FsdpUnit& unit);
   void learn(FsdpUnit& unit);
   FsdpUnit* guessed() const;
@@ -108,7 +108,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   // Gradients on their way, oldest first. Not kept: who has them may keep the mesh.
   std::deque<std::weak_ptr<UnitGradients>> sending_;
   absl::flat_hash_map<std::pair<int, int64_t>, std::shared_ptr<Communicator>> neighbours_;
-  std::vector<c10::Stream> lanes_;
+  std::vector<std::pair<Way, c10::Stream>> lanes_;
   // What came after two units.
   absl::flat_hash_map<std::pair<FsdpUnit*, FsdpUnit*>, Guess> next_;
   bool in_backward_ = false;
@@ -214,8 +214,7 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   bool is_elsewhere() const { return row_[0].whole->device != row_[0].kept->device; }
   // What rests is what operators see.
   bool is_at_hand() const { return is_alone() && !is_cast() && !is_elsewhere(); }
-  // For copies, if it is elsewhere.
-  std::optional<c10::Stream> lane() const;
+  std::optional<c10::Stream> lane(FsdpState::Way way) const;  // none: it is not elsewhere
   at::ScalarType reduce_dtype() const {
     return options_.reduce_dtype.value_or(row_[0].whole->dtype);
   }
@@ -228,9 +227,9 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   void pack();
   void make_full();
   void begin_gather();
-  bool is_begun() const { return under_way_.has_value() || read_.has_value(); }
   void finish_gather();
-  void let_go();
+  void bring_stretch(const at::Tensor& to) const;
+  void wait_for_read();
   void note_filled();
   void join_stream();
   void keep_for_stream(const at::Tensor& tensor) const;
@@ -260,6 +259,7 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   uint32_t gathered_version_ = 0;  // of the shard
   int64_t last_use_ = 0;           // in operators of the mesh
   std::optional<CollectiveUnderWay> under_way_;
+  bool is_begun_ = false;                   // to gather
   std::optional<c10::Event> read_;          // what rests on the CPU has been; none: nobody reads it
   std::optional<c10::Event> filled_;        // on a device: the flat buffer,
   std::vector<c10::Stream> may_read_;       // and the streams that wait for that

@@ -1,27 +1,58 @@
 #include "shardweave/dtensor/engine/host_copies.h"
 
+#include <memory>
 #include <utility>
 
 #include "ATen/ops/empty.h"
 #include "c10/core/StreamGuard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
+#include "c10/util/Exception.h"
 #include "torch/csrc/autograd/functions/accumulate_grad.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
 
-// Its second input never comes: it says on which device's thread the node runs.
-class AccumulateBeside final : public torch::autograd::AccumulateGrad {
+using torch::autograd::AccumulateGrad;
+using torch::autograd::variable_list;
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+using StrongTensor = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+// The leaf owns it, so it borrows the leaf: gradients of one that is gone are nobody's.
+class AccumulateBeside final : public AccumulateGrad {
  public:
-  AccumulateBeside(const at::Tensor& leaf, c10::Device device) : AccumulateGrad(leaf) {
-    add_input_metadata(leaf.options().device(device), torch::autograd::SymIntSmallVec(),
-                       /*is_tensor_subclass=*/false, /*is_nested=*/false, std::nullopt);
+  AccumulateBeside(const at::Tensor& leaf, c10::Device device)
+      : AccumulateGrad(at::Tensor(StrongTensor::reclaim(leaf.unsafeGetTensorImpl()))),
+        leaf_(leaf.getIntrusivePtr()) {
+    // The device says which thread runs it. That it is some subclass, that gradients may come from
+    // elsewhere.
+    clear_input_metadata();
+    add_input_metadata(leaf.options().device(device), leaf.sym_sizes(),
+                       /*is_tensor_subclass=*/true, /*is_nested=*/false, leaf.grad_dtype());
   }
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    grads.resize(1);
+  ~AccumulateBeside() override { variable.unsafeReleaseTensorImpl(); }
+
+  variable_list apply(variable_list&& grads) override {
+    const StrongTensor leaf = leaf_.lock();
+    if (!leaf.defined()) return {};
+    if (grads[0].defined() && grads[0].device() != leaf->device()) {
+      grads[0] = grads[0].to(leaf->device());
+    }
     return AccumulateGrad::apply(std::move(grads));
   }
+  std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>& tensor_pre_hooks() noexcept
+      override {
+    return leaf_.expired() ? no_hooks_ : AccumulateGrad::tensor_pre_hooks();
+  }
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook>& tensor_post_acc_grad_hooks()
+      const noexcept override {
+    return leaf_.expired() ? no_hook_ : AccumulateGrad::tensor_post_acc_grad_hooks();
+  }
+
+ private:
+  const WeakTensor leaf_;
+  std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>> no_hooks_;
+  mutable std::unique_ptr<torch::autograd::PostAccumulateGradHook> no_hook_;
 };
 
 }  // namespace
@@ -30,12 +61,16 @@ c10::Stream copy_lane(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
 }
 
-at::Tensor host_memory(at::IntArrayRef sizes, at::ScalarType dtype) {
+at::Tensor host_memory(int64_t numel, at::ScalarType dtype) {
   const at::TensorOptions options(dtype);
   try {
-    return at::empty(sizes, options.pinned_memory(true));
-  } catch (const c10::Error&) {  // there is no such memory, or no more of it
-    return at::empty(sizes, options);
+    return at::empty({numel}, options.pinned_memory(true));
+  } catch (const c10::Error& error) {
+    TORCH_WARN_ONCE(
+        "CPU offload: this memory could not be pinned, so that copies to and from the "
+        "device wait for the host (",
+        error.what_without_backtrace(), ")");
+    return at::empty({numel}, options);
   }
 }
 
@@ -46,23 +81,30 @@ void wait_for_current(const c10::Stream& stream) {
   now.block(stream);
 }
 
+HostCopies::HostCopies(c10::Stream lane, absl::Span<const at::Tensor> tensors) {
+  if (tensors.empty()) return;
+  int64_t numel = 0;
+  for (const at::Tensor& tensor : tensors) numel += tensor.numel();
+  const at::Tensor memory = host_memory(numel, tensors[0].scalar_type());
+  const c10::impl::VirtualGuardImpl device(lane.device_type());
+  wait_for_current(lane);
+  const c10::StreamGuard on(lane);
+  int64_t at = 0;
+  for (const at::Tensor& tensor : tensors) {
+    there_.push_back(memory.narrow(0, at, tensor.numel()).view(tensor.sizes()));
+    at += tensor.numel();
+    there_.back().copy_(tensor, /*non_blocking=*/true);
+    device.recordDataPtrOnStream(tensor.storage().data_ptr(), lane);
+  }
+  landed_.emplace(lane.device_type());
+  landed_->record(lane);
+}
+
 HostCopies::~HostCopies() {
   try {
     wait();
   } catch (const c10::Error&) {  // of the device: whoever uses that next hears it
   }
-}
-
-at::Tensor HostCopies::begin(const at::Tensor& tensor) {
-  const at::Tensor there = host_memory(tensor.sizes(), tensor.scalar_type());
-  wait_for_current(lane_);
-  const c10::StreamGuard on(lane_);
-  there.copy_(tensor, /*non_blocking=*/true);
-  c10::impl::VirtualGuardImpl(lane_.device_type())
-      .recordDataPtrOnStream(tensor.storage().data_ptr(), lane_);
-  if (!landed_.has_value()) landed_.emplace(lane_.device_type());
-  landed_->record(lane_);
-  return there;
 }
 
 void HostCopies::wait() {
@@ -71,14 +113,15 @@ void HostCopies::wait() {
   landed_.reset();
 }
 
-torch::autograd::Edge accumulation_on(c10::Device device, const at::Tensor& leaf) {
-  std::shared_ptr<torch::autograd::Node> node =
-      torch::autograd::impl::try_get_grad_accumulator(leaf);
-  if (dynamic_cast<AccumulateBeside*>(node.get()) == nullptr) {
-    node = std::make_shared<AccumulateBeside>(leaf, device);
-    torch::autograd::impl::set_grad_accumulator(leaf, node);
-  }
-  return {std::move(node), 0};
+void accumulate_beside(c10::Device device, const at::Tensor& leaf) {
+  namespace impl = torch::autograd::impl;
+  auto& hooks = impl::materialize_autograd_meta(leaf)->cpp_hooks_list_;
+  if (dynamic_cast<AccumulateBeside*>(impl::try_get_grad_accumulator(leaf).get()) != nullptr)
+    return;
+  const auto node = std::make_shared<AccumulateBeside>(leaf, device);
+  impl::set_grad_accumulator(leaf, node);
+  if (hooks == nullptr) impl::create_cpp_hook(leaf);
+  hooks->push_back([node](const at::TensorBase& grad) { return grad; });  // owns it
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -5,15 +5,11 @@
 #include "shardweave/dtensor/engine/capture.h"
 
 namespace shardweave::dtensor_internal {
-namespace {
 
-// "cuda" is the thread's current device.
 c10::Device with_index(c10::Device device) {
   if (!device.is_cuda() || device.has_index()) return device;
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
-
-}  // namespace
 
 MeshContext::MeshContext(ConnectedMesh& mesh)
     : random(seeded(mesh.mesh(), PhiloxState().seed)), mesh_(&mesh) {

@@ -33,6 +33,9 @@ class Capture;
 class FsdpState;
 class GradBuckets;
 
+// "cuda" is the thread's current device.
+c10::Device with_index(c10::Device device);
+
 class MeshContext {
  public:
   explicit MeshContext(ConnectedMesh& mesh);

@@ -12,18 +12,6 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-// Those of autocast too, which TensorImpl's constructor adds by itself.
-c10::DispatchKeySet keys_for(c10::Device device) {
-  const auto keys = [](c10::DispatchKey autograd) {
-    const c10::DispatchKeySet set(
-        {c10::DispatchKey::Fake, c10::DispatchKey::ADInplaceOrView, autograd});
-    return set | c10::getAutocastRelatedKeySetFromBackend(set.highestBackendKey());
-  };
-  static const c10::DispatchKeySet cpu = keys(c10::DispatchKey::AutogradCPU);
-  static const c10::DispatchKeySet cuda = keys(c10::DispatchKey::AutogradCUDA);
-  return device.is_cuda() ? cuda : cpu;
-}
-
 // What LibTorch says to those who ask for memory: data_ptr(), accessors, printing, torch::save.
 constexpr char kNoMemory[] =
     "a DTensor has no memory here: take its local part, to_local(), or the full tensor, "
@@ -36,6 +24,18 @@ struct Access : c10::TensorImpl {
 };
 
 }  // namespace
+
+// Those of autocast too, which TensorImpl's constructor adds by itself.
+c10::DispatchKeySet keys_for(c10::Device device) {
+  const auto keys = [](c10::DispatchKey autograd) {
+    const c10::DispatchKeySet set(
+        {c10::DispatchKey::Fake, c10::DispatchKey::ADInplaceOrView, autograd});
+    return set | c10::getAutocastRelatedKeySetFromBackend(set.highestBackendKey());
+  };
+  static const c10::DispatchKeySet cpu = keys(c10::DispatchKey::AutogradCPU);
+  static const c10::DispatchKeySet cuda = keys(c10::DispatchKey::AutogradCUDA);
+  return device.is_cuda() ? cuda : cpu;
+}
 
 void set_keys(c10::TensorImpl& impl, c10::DispatchKeySet keys) {
   impl.*Access::keys() = keys;
@@ -155,7 +155,8 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
   from.has_storage();  // the copy says what this one would
   const bool takes_dtensor = shardweave::dtensor_internal::is_dtensor(impl) &&
                              self.layout() == at::kStrided &&
-                             self.device().type() == from.device().type();
+                             (shardweave::dtensor_internal::is_dtensor(self) ||
+                              self.device().type() == from.device().type());
   return takes_dtensor ||
          self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(impl->key_set());
 }

@@ -186,6 +186,8 @@ class DTensorImpl final : public c10::TensorImpl {
 
 // Of a TensorImpl that somebody else made, too.
 void set_keys(c10::TensorImpl& impl, c10::DispatchKeySet keys);
+// Of a DTensor with its part on a device.
+c10::DispatchKeySet keys_for(c10::Device device);
 
 inline bool is_dtensor(const c10::TensorImpl* impl) {
   return impl->key_set().has(c10::DispatchKey::Fake);

@@ -41,8 +41,8 @@ UnitGradients::UnitGradients(const FlatRow& row, std::vector<at::Tensor>& grads,
       cause_(cause),
       resting_(row.size()),
       scatter_(row, grads, dtype, buffer, cause, names),
+      lane_(lane),
       parts_(row.size()) {
-  if (lane.has_value()) copies_.emplace(*lane);
   for (const size_t i : taken()) {
     const Spec& kept = *row[i].kept;
     resting_[i] = context_->intern(kept.layout, kept.sizes, kept.strides, kept.dtype, kept.device);
@@ -90,17 +90,23 @@ void UnitGradients::finish() {
     layouts.push_back(resting_[i]->layout);
   }
   bring_to(arrived, layouts, cause_);
+  std::vector<at::Tensor> parts;
   for (size_t k = 0; k < arrived.size(); ++k) {
-    const size_t i = taken()[k];
-    const at::Tensor part = meta_of(with_dtype(arrived[k], resting_[i]->dtype)).local();
-    parts_[i] = copies_.has_value() ? copies_->begin(part) : part;
+    parts.push_back(meta_of(with_dtype(arrived[k], resting_[taken()[k]]->dtype)).local());
   }
+  if (lane_.has_value()) copies_ = std::make_unique<HostCopies>(*lane_, parts);
+  for (size_t k = 0; k < parts.size(); ++k) {
+    parts_[taken()[k]] = copies_ == nullptr ? parts[k] : (*copies_)[k];
+  }
+  scatter_.release();
   has_arrived_ = true;
 }
 
 void UnitGradients::arrive() {
   finish();
-  if (copies_.has_value()) copies_->wait();
+  if (copies_ == nullptr || copies_->done()) return;
+  copies_->wait();
+  context_->before_host_reads();  // or they may be what an error has left
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -27,7 +27,7 @@ namespace shardweave::dtensor_internal {
 
 class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
  public:
-  // As GradientScatter, which it begins. `lane`: to the CPU, if parameters rest there.
+  // As GradientScatter, which it begins. `lane`: to the CPU, where parameters rest; none: they do not.
   UnitGradients(const FlatRow& row, std::vector<at::Tensor>& grads, at::ScalarType dtype,
                 GradientScatter::MakeBuffer buffer, std::optional<c10::Stream> lane,
                 const Cause& cause, FlatRow::Names names);
@@ -41,7 +41,7 @@ class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
   at::Tensor arriving(size_t i);
   // Called once, when the memory that `buffer` gave is not needed any more.
   void when_sent(std::function<void()> sent) { sent_ = std::move(sent); }
-  bool has_arrived() const { return has_arrived_ && (!copies_.has_value() || copies_->done()); }
+  bool has_arrived() const { return has_arrived_ && (copies_ == nullptr || copies_->done()); }
   // Throws Error, each time if it has failed.
   void finish();
   // And waits for the copies.
@@ -57,8 +57,9 @@ class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
   std::vector<SpecRef> resting_;  // of gradients, by parameter
   GradientScatter scatter_;
   std::function<void()> sent_;
-  std::optional<HostCopies> copies_;  // none: parameters rest on the device
-  std::vector<at::Tensor> parts_;     // by parameter, once they have arrived
+  const std::optional<c10::Stream> lane_;
+  std::unique_ptr<HostCopies> copies_;
+  std::vector<at::Tensor> parts_;  // by parameter, once they have arrived
   bool has_arrived_ = false;
 };
 

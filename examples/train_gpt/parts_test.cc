@@ -66,6 +66,7 @@ TEST(SettingsTest, SaysWhatIsWrong) {
       {"--mesh=dp=100,tp=100", "4096 ranks at most"},
       {"--backend=nccl", "--backend=nccl, --device=cpu: wanted inproc or gloo"},
       {"--device=tpu", "--device=tpu: wanted cpu or cuda"},
+      {"--cpu_offload", "--cpu_offload, --device=cpu, --parallel=ddp: wanted cuda, and fsdp"},
       {"--steps=0", "--steps=0: wanted 1 or more"},
       {"--layers=0", "--layers=0"},
       {"--dim=-4", "--dim=-4"},

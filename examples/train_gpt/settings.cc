@@ -20,6 +20,9 @@ ABSL_FLAG(
     "whole only while a block runs; hsdp, the same in each of --mesh's replicas; fsdp+tp, a "
     "part of what tensor parallelism leaves");
 ABSL_FLAG(std::string, device, "cpu", "where tensors are: cpu, or cuda, a GPU for each rank");
+ABSL_FLAG(bool, cpu_offload, false,
+          "with --device=cuda and --parallel=fsdp, hsdp or fsdp+tp: parameters, gradients and the "
+          "optimizer's state stay on the CPU, and a block is on the GPU while it runs");
 ABSL_FLAG(
     std::string, backend, "",
     "inproc: ranks are threads of this process; gloo: ranks are processes, started here unless the "
@@ -79,7 +82,7 @@ int Settings::zero_stage() const {
 
 std::string Settings::to_string() const {
   return absl::StrCat("mesh ", train_gpt::to_string(mesh), ", parallel ", parallel, ", device ",
-                      device, ", steps ", steps, ", layers ", layers, ", dim ", dim, ", heads ",
+                      device, cpu_offload ? " with CPU offload" : "", ", steps ", steps, ", layers ", layers, ", dim ", dim, ", heads ",
                       heads, ", batch ", batch, ", seq ", seq, ", lr ", learning_rate, ", seed ",
                       seed, ", sample ", sample, trace.empty() ? "" : ", with a trace",
                       save.empty() ? "" : ", save ", save, " ", save_every,
@@ -128,6 +131,7 @@ absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
       .learning_rate = absl::GetFlag(FLAGS_lr),
       .seed = absl::GetFlag(FLAGS_seed),
       .timeout = absl::GetFlag(FLAGS_timeout),
+      .cpu_offload = absl::GetFlag(FLAGS_cpu_offload),
       .check = absl::GetFlag(FLAGS_check),
       .json = absl::GetFlag(FLAGS_json),
   };
@@ -159,6 +163,11 @@ absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
   }
   if (s.device != "cpu" && s.device != "cuda") {
     return absl::InvalidArgumentError(absl::StrCat("--device=", s.device, ": wanted cpu or cuda"));
+  }
+  if (s.cpu_offload && (s.device != "cuda" || !s.fully_sharded())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--cpu_offload, --device=", s.device, ", --parallel=", parallel,
+                     ": wanted cuda, and fsdp, hsdp or fsdp+tp"));
   }
   const std::string other = s.device == "cuda" ? "nccl" : "inproc";
   if (s.backend != "" && s.backend != other && s.backend != "gloo") {

@@ -29,6 +29,7 @@ struct Settings {
   double learning_rate;
   uint64_t seed;
   absl::Duration timeout;
+  bool cpu_offload;  // fully sharded parameters rest on the CPU
   bool check, json;
 
   int num_ranks() const;

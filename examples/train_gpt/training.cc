@@ -86,12 +86,15 @@ int64_t take_steps(Gpt model, Optimizer& optimizer, const Settings& settings, co
 Gpt make_model(const Settings& settings, const MeshPtr& mesh) {
   Gpt model(GptOptions{settings.layers, settings.dim, settings.heads, settings.seq});
   init_weights(*model, settings.seed);
-  model->to(at::Device(settings.device));
+  const at::Device device(settings.device);
+  const bool rests_on_cpu = settings.cpu_offload && mesh != nullptr;
+  if (!rests_on_cpu) model->to(device);
   if (mesh == nullptr) return model;
   shardweave::distribute_module(*model, mesh, plan(), kNothingSent);
   // A unit for each block, and one for the rest: whole while it is used, forward and backward.
   if (settings.fully_sharded()) {
-    shardweave::fully_shard(*model, mesh, {.mesh_dim = "dp", .unit_types = {"Block"}});
+    shardweave::fully_shard(*model, mesh,
+                            {.mesh_dim = "dp", .unit_types = {"Block"}, .compute_device = device});
   }
   return model;
 }

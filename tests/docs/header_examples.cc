@@ -887,6 +887,14 @@ absl::Status gpus_of_all_ranks(const Model& model) {
   return absl::OkStatus();
 }
 
+void cpu_offload(const Model& model, const MeshPtr& mesh, const at::Tensor& batch) {
+  fully_shard(*model, mesh, {.units = {"blocks.*"}, .compute_device = at::kCUDA});
+  FusedOptimizer optimizer(model->parameters(), AdamWOptions{});  // steps on the CPU
+  auto x = distribute_tensor(batch.to(at::kCUDA), mesh, {{"dp", Shard(0)}});
+  model->forward(x).sum().backward();
+  optimizer.step();
+}
+
 bool next_batch(const at::Tensor& words);
 
 void captured_steps(const MeshPtr& mesh, const Model& model, FusedOptimizer& optimizer,

@@ -113,6 +113,7 @@ struct Parallelism {
   // What it returns lives until the end.
   std::shared_ptr<void> (*prepare)(Transformer& model, const MeshPtr& mesh);
   double within = 2e-3;  // of the loss, relative
+  bool rests_on_cpu = false;
 };
 
 std::vector<MeshDim> data_parallel(int64_t ranks) {
@@ -142,6 +143,15 @@ const std::vector<Parallelism>& kinds() {
          return nullptr;
        },
        5e-2},
+      {"fsdp with CPU offload",
+       data_parallel,
+       {Shard(0)},
+       [](Transformer& model, const MeshPtr& mesh) -> std::shared_ptr<void> {
+         fully_shard(*model, mesh, {.units = {"blocks.*"}, .compute_device = at::kCUDA});
+         return nullptr;
+       },
+       2e-3,
+       /*rests_on_cpu=*/true},
       {"tp",
        [](int64_t ranks) -> std::vector<MeshDim> { return {{"tp", ranks}}; },
        {Replicate()},
@@ -204,7 +214,7 @@ void check_training(Session& session, Check& check) {
     check.attempt(kind.name, [&] {
       const MeshPtr mesh = session.mesh(dims);
       Transformer model = make_model();
-      model->to(session.device);
+      if (!kind.rests_on_cpu) model->to(session.device);
       const std::shared_ptr<void> kept = kind.prepare(model, mesh);
       compare(kind.name, train(model, on_mesh(words, session.device, mesh, kind.batch), kSteps),
               kind.within);
@@ -222,7 +232,7 @@ void check_captured(Session& session, Check& check) {
   const std::vector<double> want = train(make_model(), words, kSteps);
   for (const Parallelism& kind : kinds()) {
     const std::vector<MeshDim> dims = kind.dims(session.ranks());
-    if (dims.empty()) continue;
+    if (dims.empty() || kind.rests_on_cpu) continue;
     check.attempt(kind.name, [&] {
       const MeshPtr mesh = session.mesh(dims);
       Transformer model = make_model();

@@ -270,6 +270,11 @@ func TestFullParams(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		gpu := sw.Device{Kind: sw.CUDA}
+		if _, err := n.FullyShard(mesh, sw.SameEverywhere, sw.WithComputeDevice(gpu)); !errors.Is(err, sw.InvalidArgument) ||
+			!strings.Contains(err.Error(), "compute_device is cuda:0, and LibTorch has none here") {
+			t.Errorf("a GPU that is not there: %v", err)
+		}
 		if _, err := n.FullyShard(mesh, sw.SameEverywhere, sw.WithUnits("blocks.*"), sw.WithEqualSegments(), sw.WithReshardAmong(1)); err != nil {
 			return err
 		}

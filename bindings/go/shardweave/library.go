@@ -310,6 +310,12 @@ func WithEqualSegments() FullyShardOption {
 	return func(o *c.FullyShard) { o.EqualSegments = true }
 }
 
+// WithComputeDevice is CPU offload: parameters rest on the CPU, as gradients and optimizers' states do, and operators see
+// them on this device, a unit at a time. Buffers and numbers move to it; inputs belong on it.
+func WithComputeDevice(device Device) FullyShardOption {
+	return func(o *c.FullyShard) { o.ComputeDevice = device.inner() }
+}
+
 // MixedPrecision is types of elements: F16, BF16, F32 or F64, or 0.
 type MixedPrecision struct {
 	// What operators see of parameters, as units are gathered; 0: as they rest. What an operator takes beside them or views of

@@ -144,7 +144,7 @@ var cannotFail = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of
 	"WSDSchedule": true, "WithAdafactorEps": true, "WithBackoff": true, "WithBeta2Decay": true, "WithClipThreshold": true, "WithGradientHook": true,
 	"WithGrowth": true, "WithIteration": true, "WithIterationDType": true, "WithMuonEps": true, "WithMuonMomentum": true, "WithPowerSGD": true,
 	"WithRMSOfAdamW": true, "WithScale": true,
-	"WithAMSGrad": true, "WithArgs": true, "WithBackend": true, "WithBetas": true, "WithBucketBytes": true, "WithCopiedValues": true, "WithDevice": true, "WithEps": true, "WithEqualSegments": true,
+	"WithAMSGrad": true, "WithArgs": true, "WithBackend": true, "WithBetas": true, "WithBucketBytes": true, "WithComputeDevice": true, "WithCopiedValues": true, "WithDevice": true, "WithEps": true, "WithEqualSegments": true,
 	"WithFiniteNorm": true, "WithGradients": true, "WithHeads": true, "WithMaxEvaluations": true, "WithMemoryLimit": true, "WithMeshDim": true, "WithMinNumel": true, "WithMixedPrecision": true, "WithReduceDType": true, "WithReshardAmong": true, "WithMomentum": true, "WithNesterov": true,
 	"WithNetworkInterface": true, "WithNorm": true, "WithOptimizerStates": true, "WithSequenceDim": true, "WithTPMeshDim": true, "WithSeed": true, "WithTimeout": true, "WithTolerance": true, "WithUnitTypes": true, "WithUnits": true, "WithValues": true,
 	"WithoutBackward": true, "WithoutPrefix": true, "WithoutReshard": true}

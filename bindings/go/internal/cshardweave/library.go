@@ -71,6 +71,7 @@ type FullyShard struct {
 	ReshardRanks     int64
 	// Of parameters as operators see them, of sums of gradients, of outputs; 0 is none.
 	Param, Reduce, Output int32
+	ComputeDevice         Device // the CPU: none
 }
 
 func ModuleFullyShard(m Module, mesh Mesh, source int64, o FullyShard) (table, json string, err error) {
@@ -83,7 +84,7 @@ func ModuleFullyShard(m Module, mesh Mesh, source int64, o FullyShard) (table, j
 	return report(func(text, json **C.swv_string) *C.swv_status {
 		return C.swvgo_module_fully_shard(m, mesh, a.orNull(o.MeshDim), a.list(names), C.size_t(len(o.Units)), C.size_t(len(o.UnitTypes)),
 			C.int64_t(o.MinNumel), rank32(source), flag(!o.KeepForBackward), C.swv_dtype(o.Param), C.swv_dtype(o.Reduce), C.swv_dtype(o.Output),
-			flag(o.EqualSegments), C.int64_t(o.ReshardRanks), text, json)
+			flag(o.EqualSegments), C.int64_t(o.ReshardRanks), o.ComputeDevice.c(), text, json)
 	})
 }
 

@@ -201,7 +201,7 @@ static inline swv_status* swvgo_module_fully_shard(
     size_t num_units, size_t num_unit_types, int64_t min_numel, int32_t source,
     swv_bool reshard_after_forward, swv_dtype param_dtype, swv_dtype reduce_dtype,
     swv_dtype output_dtype, swv_bool equal_segments, int64_t reshard_after_forward_ranks,
-    swv_string** out_text, swv_string** out_json) {
+    swv_device compute_device, swv_string** out_text, swv_string** out_json) {
   const char* texts[num_units + num_unit_types + 1];
   swv_fully_shard_options options = SWV_FULLY_SHARD_OPTIONS_INIT;
   swvgo_texts(names, num_units + num_unit_types, texts);
@@ -218,6 +218,7 @@ static inline swv_status* swvgo_module_fully_shard(
   options.output_dtype = output_dtype;
   options.equal_segments = equal_segments;
   options.reshard_after_forward_ranks = reshard_after_forward_ranks;
+  options.compute_device = compute_device;
   return swv_module_fully_shard(module, mesh, &options, out_text, out_json);
 }
 

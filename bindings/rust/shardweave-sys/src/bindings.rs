@@ -319,6 +319,7 @@ extern "C" {
 pub struct swv_rendezvous {
     pub struct_size: usize,
     pub rank: i32,
+    #[doc = " 1 .. 2^20"]
     pub world_size: i32,
     #[doc = " a path that all ranks can open and only this run uses; or NULL and"]
     pub file: *const ::std::os::raw::c_char,
@@ -2139,10 +2140,12 @@ pub struct swv_fully_shard_options {
     pub equal_segments: swv_bool,
     #[doc = " After forward a unit stays divided among so many neighbours, from whom backward gathers it: a\n divisor of the ranks; 0: among all of them."]
     pub reshard_after_forward_ranks: i64,
+    #[doc = " CPU offload: where operators see parameters that rest on the CPU, as their gradients and optimizers'\n states do; the CPU: where they rest. Buffers and numbers move to it."]
+    pub compute_device: swv_device,
 }
 extern "C" {
     #[must_use]
-    #[doc = " Plain parameters and buffers become sharded tensors, in place; parameters that are in units\n already, of a module inside that was given before, stay there. A tied parameter belongs to one\n unit, that of its first name. Numbers (0-dimensional parameters) stay replicated, and need\n swv_module_finish_grad_sync. Units live as long as their parameters, and need the module no more.\n What became a unit: a table, and JSON with the elements of this rank's whole parameters and of\n what it keeps; either may be NULL.\n   [{\"module\": \"blocks.0\", \"parameters\": [\"blocks.0.up.weight\"], \"numel\": 40, \"kept\": 20, \"padding\": 0}]\n \"padding\" are the elements of gaps, of all ranks together, which travel, too.\n Before anything is changed: SWV_CODE_NOT_FOUND for a dimension that the mesh does not have, and for\n a pattern or a type that matches no module with parameters; SWV_CODE_INVALID_ARGUMENT for a\n parameter on another mesh or cut along the dimension already, a unit with fewer elements than\n ranks, and options that differ between ranks; SWV_CODE_FAILED_PRECONDITION if all parameters are\n in units already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION\n for a write to a view of a parameter, and for ranks that use units in different orders.\n COLLECTIVE."]
+    #[doc = " Plain parameters and buffers become sharded tensors, in place; parameters that are in units\n already, of a module inside that was given before, stay there. A tied parameter belongs to one\n unit, that of its first name. Numbers (0-dimensional parameters) stay replicated, and need\n swv_module_finish_grad_sync. Units live as long as their parameters, and need the module no more.\n What became a unit: a table, and JSON with the elements of this rank's whole parameters and of\n what it keeps; either may be NULL.\n   [{\"module\": \"blocks.0\", \"parameters\": [\"blocks.0.up.weight\"], \"numel\": 40, \"kept\": 20, \"padding\": 0}]\n \"padding\" are the elements of gaps, of all ranks together, which travel, too.\n Before anything is changed: SWV_CODE_NOT_FOUND for a dimension that the mesh does not have, and for\n a pattern or a type that matches no module with parameters; SWV_CODE_INVALID_ARGUMENT for a\n parameter on another mesh or cut along the dimension already, a unit with fewer elements than\n ranks, a compute_device that LibTorch does not have here or of parameters on another GPU, and options\n that differ between ranks; SWV_CODE_FAILED_PRECONDITION if all parameters are in units already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION\n for a write to a view of a parameter, and for ranks that use units in different orders.\n COLLECTIVE."]
     pub fn swv_module_fully_shard(
         module: *mut swv_module,
         mesh: *const swv_mesh,
@@ -2856,7 +2859,7 @@ pub type swv_step_fn = ::std::option::Option<
 >;
 extern "C" {
     #[must_use]
-    #[doc = " Calls `step` once, on this thread and before it returns. `parameters`: those that the step has\n gradients for; without backward, a tensor that it reads. The step is captured on the GPU of the\n first one; without any, on the thread's current one. The handle is the caller's; it keeps the\n mesh. SWV_CODE_FAILED_PRECONDITION: LibTorch has no CUDA here, the backend is not NCCL, something\n is being captured already, the step wants a number on the host, or random numbers without\n kernels. SWV_CODE_INVALID_ARGUMENT: a parameter is on the CPU or on another GPU; a rank has\n captured another step. SWV_CODE_UNIMPLEMENTED: a step of another optimizer. A status of `step`\n comes out with its code. After an error the mesh can be used as before; what `step` has replaced\n by itself (gradients) has no values. COLLECTIVE."]
+    #[doc = " Calls `step` once, on this thread and before it returns. `parameters`: those that the step has\n gradients for; without backward, a tensor that it reads. The step is captured on the GPU of the\n first one; without any, on the thread's current one. The handle is the caller's; it keeps the\n mesh. SWV_CODE_FAILED_PRECONDITION: LibTorch has no CUDA here, the backend is not NCCL, something\n is being captured already, the step wants a number on the host, or random numbers without\n kernels. SWV_CODE_INVALID_ARGUMENT: a parameter is on the CPU or on another GPU; a rank has\n captured another step. SWV_CODE_UNIMPLEMENTED: a step of another optimizer. A status of `step`\n comes out with its code. After an error the mesh can be used as before, and gradients are those\n of before. COLLECTIVE."]
     pub fn swv_captured_step_create(
         mesh: *const swv_mesh,
         parameters: *const *mut swv_tensor,

@@ -161,7 +161,7 @@ pub const SWV_MATERIALIZE_OPTIONS_INIT: swv_materialize_options = swv_materializ
 };
 
 pub const SWV_FULLY_SHARD_OPTIONS_INIT: swv_fully_shard_options = swv_fully_shard_options {
-    struct_size: 88,
+    struct_size: 96,
     mesh_dim: ptr::null(),
     units: ptr::null(),
     num_units: 0,
@@ -175,6 +175,7 @@ pub const SWV_FULLY_SHARD_OPTIONS_INIT: swv_fully_shard_options = swv_fully_shar
     output_dtype: SWV_DTYPE_DEFAULT,
     equal_segments: 0,
     reshard_after_forward_ranks: 0,
+    compute_device: swv_device { type_: SWV_DEVICE_CPU, index: 0 },
 };
 
 pub const SWV_FULLY_SHARD_COUNTERS_INIT: swv_fully_shard_counters = swv_fully_shard_counters {

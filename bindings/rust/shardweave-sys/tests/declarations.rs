@@ -325,7 +325,7 @@ layouts! {
     swv_fully_shard_options {
         struct_size, mesh_dim, units, num_units, unit_types, num_unit_types, min_numel, source,
         reshard_after_forward, param_dtype, reduce_dtype, output_dtype, equal_segments,
-        reshard_after_forward_ranks
+        reshard_after_forward_ranks, compute_device
     }
     swv_fully_shard_counters {
         struct_size, gathers, prefetches, wrong_prefetches, reduce_scatters, gathered_bytes,

@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 use shardweave_sys as sys;
 
 use crate::debug::{self, Report};
-use crate::dtype::{number_of, DType};
+use crate::dtype::{number_of, DType, Device};
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
 use crate::mesh::{Mesh, Scope};
@@ -29,6 +29,7 @@ pub struct FullyShardOptions {
     output_dtype: Option<DType>,
     equal_segments: bool,
     reshard_after_forward_ranks: i64,
+    compute_device: Device,
 }
 
 impl Default for FullyShardOptions {
@@ -52,6 +53,7 @@ impl FullyShardOptions {
             output_dtype: None,
             equal_segments: false,
             reshard_after_forward_ranks: 0,
+            compute_device: Device::Cpu,
         }
     }
 
@@ -128,6 +130,13 @@ impl FullyShardOptions {
         self.reshard_after_forward_ranks = ranks;
         self
     }
+
+    /// CPU offload: parameters rest on the CPU, as gradients and optimizers' states do, and operators
+    /// see them on this device, a unit at a time. Buffers and numbers move to it; inputs belong on it.
+    pub fn compute_device(mut self, device: Device) -> FullyShardOptions {
+        self.compute_device = device;
+        self
+    }
 }
 
 /// What fully sharded modules on a mesh did, of one rank since the mesh was made; the same on all
@@ -177,6 +186,7 @@ pub(crate) fn shard<M: Module + ?Sized>(
         output_dtype: number_of(options.output_dtype),
         equal_segments: options.equal_segments.into(),
         reshard_after_forward_ranks: options.reshard_after_forward_ranks,
+        compute_device: options.compute_device.to_raw(),
         ..sys::SWV_FULLY_SHARD_OPTIONS_INIT
     };
     debug::report(|table, json| {

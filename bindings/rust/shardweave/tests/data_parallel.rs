@@ -4,7 +4,7 @@
 
 use shardweave::nn::{self, Layer};
 use shardweave::{
-    no_grad, Adafactor, Adam, AdamW, CapturedStep, Code, DType, FullParamsOptions,
+    no_grad, Adafactor, Adam, AdamW, CapturedStep, Code, DType, Device, FullParamsOptions,
     FullyShardOptions, GradScaler, GradScalerOptions, GradSync, GradSyncOptions, Lion, Mesh,
     Module, Muon, NativeModule, Optimizer, ParameterPlan, Placement::*, Result, Schedule, Sgd,
     Source, Tensor, World, ZeroOptions,
@@ -174,6 +174,11 @@ fn parameters_are_whole_in_a_scope() {
             let first = mesh.coordinate()?[0] == 0;
             let net = Net::new()?;
             let options = FullyShardOptions::new().unit("blocks.*").equal_segments(true);
+            let gpu = options.clone().compute_device(Device::Cuda(0));
+            let error = net.fully_shard(&mesh, &gpu).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument);
+            let said = "compute_device is cuda:0, and LibTorch has none here";
+            assert!(error.to_string().contains(said), "{error}");
             net.fully_shard(&mesh, &options.reshard_after_forward_ranks(1))?;
             let sum = |t: &Tensor| -> Result<f64> { t.detach()?.sum()?.item() };
             let read = FullParamsOptions::new();
