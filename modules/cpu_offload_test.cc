@@ -430,8 +430,10 @@ TEST_P(CpuOffloadRanksTest, WritesAreSeen) {
         const c10::AutoGradMode no_grad(false);
         for (int i = 0; i < 3; ++i) {
           const at::Tensor y = net(words);
-          // The next unit may be on its way.
+          // A copy may still be reading: once for each unit.
+          const int64_t waits = host_waits();
           for (at::Tensor p : net->parameters()) i == 1 ? to_local(p).mul_(2) : p.mul_(2);
+          EXPECT_EQ(host_waits() - waits, 4) << i;
           if (i == 1) reshard(mesh);
           EXPECT_TRUE(at::allclose(host(y), whole(words_of(0)), 1e-4, 1e-4)) << i;
           for (at::Tensor p : whole->parameters()) p.mul_(2);

@@ -32,10 +32,10 @@
 // part.
 //
 // CPU offload: with a `compute_device` parameters, gradients and so the optimizer's state stay on the
-// CPU, where the model was constructed, and a unit is on the device while it is used. Copies go on
-// beside computation: what rests is copied when the unit is gathered, a gradient when it has been
-// reduced, and the host waits for that when somebody reads it (the optimizer, clip_grad_norm). The
-// world needs a backend for both memories: NCCL has one, and Gloo with a device.
+// CPU, where the model was constructed, in pinned memory, and a unit is on the device while it is used.
+// Copies go on beside computation, and nothing waits for them on the host but who reads gradients (the
+// optimizer, clip_grad_norm(), adding to a gradient that is there). The world needs a backend for both
+// memories: NCCL has one, and Gloo with a device. docs/gpu.md says what it costs and what is not there.
 //
 //   fully_shard(*model, mesh, {.units = {"blocks.*"}, .compute_device = at::kCUDA});
 //   FusedOptimizer optimizer(model->parameters(), AdamWOptions{});  // steps on the CPU
@@ -141,7 +141,9 @@ std::string to_json(const std::vector<FullyShardUnit>& units);
 // units already (inner modules come first), and for a parameter in a GradSync or a ZeroPartition that is
 // still there.
 // While the model runs: FailedPrecondition for a parameter that was moved since (module->to(), resize_),
-// for a write to a view of a parameter, and for ranks that use units in different orders.
+// for a write to a view of a parameter, and for ranks that use units in different orders; with a
+// compute_device also in a captured step, and where an operator would record gradients on the CPU, and
+// Unimplemented for gradients of gradients.
 std::vector<FullyShardUnit> fully_shard(
     torch::nn::Module& module, const MeshPtr& mesh, const FullyShardOptions& options = {},
     std::source_location where = std::source_location::current());

@@ -164,8 +164,8 @@ TEST(FullyShardSegmentsTest, PlansOfManyShapes) {
       for (size_t i = 0; i < shapes.size(); ++i) {
         EXPECT_GE(plan.begins[i], end);  // none lies on another
         end = plan.begins[i] + whole[i]->numel();
-        const dtensor_internal::FlatRow row(context, 0, whole, plan.layouts, at::kFloat,
-                                            at::kCPU, plan.begins, plan.segment);
+        const dtensor_internal::FlatRow row(context, 0, whole, plan.layouts, at::kFloat, at::kCPU,
+                                            plan.begins, plan.segment);
         int64_t at = plan.begins[i];
         for (size_t r = 0; r < 4; ++r) {
           const int64_t count = row[i].counts[r];

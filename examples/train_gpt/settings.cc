@@ -82,11 +82,11 @@ int Settings::zero_stage() const {
 
 std::string Settings::to_string() const {
   return absl::StrCat("mesh ", train_gpt::to_string(mesh), ", parallel ", parallel, ", device ",
-                      device, cpu_offload ? " with CPU offload" : "", ", steps ", steps, ", layers ", layers, ", dim ", dim, ", heads ",
-                      heads, ", batch ", batch, ", seq ", seq, ", lr ", learning_rate, ", seed ",
-                      seed, ", sample ", sample, trace.empty() ? "" : ", with a trace",
-                      save.empty() ? "" : ", save ", save, " ", save_every,
-                      resume.empty() ? "" : ", resume ", resume);
+                      device, cpu_offload ? " with CPU offload" : "", ", steps ", steps,
+                      ", layers ", layers, ", dim ", dim, ", heads ", heads, ", batch ", batch,
+                      ", seq ", seq, ", lr ", learning_rate, ", seed ", seed, ", sample ", sample,
+                      trace.empty() ? "" : ", with a trace", save.empty() ? "" : ", save ", save,
+                      " ", save_every, resume.empty() ? "" : ", resume ", resume);
 }
 
 absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
@@ -165,9 +165,9 @@ absl::StatusOr<Settings> settings_from_flags(absl::Span<char* const> rest) {
     return absl::InvalidArgumentError(absl::StrCat("--device=", s.device, ": wanted cpu or cuda"));
   }
   if (s.cpu_offload && (s.device != "cuda" || !s.fully_sharded())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--cpu_offload, --device=", s.device, ", --parallel=", parallel,
-                     ": wanted cuda, and fsdp, hsdp or fsdp+tp"));
+    return absl::InvalidArgumentError(absl::StrCat("--cpu_offload, --device=", s.device,
+                                                   ", --parallel=", parallel,
+                                                   ": wanted cuda, and fsdp, hsdp or fsdp+tp"));
   }
   const std::string other = s.device == "cuda" ? "nccl" : "inproc";
   if (s.backend != "" && s.backend != other && s.backend != "gloo") {
