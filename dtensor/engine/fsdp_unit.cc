@@ -588,18 +588,17 @@ void FsdpUnit::begin_gather() {
   if (is_elsewhere()) {
     read_.emplace(flat_.device().type());
     read_->record(beside->current_stream());
-    ++state_->counters.gathers;
-    is_begun_ = is_alone();
   }
-  if (is_alone()) {
-    if (is_begun_) return;
+  if (is_alone() && !is_elsewhere()) {
     is_full_ = true;
     note_filled();
     return;
   }
-  if (!is_elsewhere()) ++state_->counters.gathers;
-  under_way_.emplace(row_.all_gather(stretch, flat_, provenance(), cause(),
-                                     [this](size_t i) { return parameter_name(i); }));
+  ++state_->counters.gathers;
+  if (!is_alone()) {
+    under_way_.emplace(row_.all_gather(stretch, flat_, provenance(), cause(),
+                                       [this](size_t i) { return parameter_name(i); }));
+  }
   is_begun_ = true;
 }
 
@@ -766,8 +765,8 @@ at::Tensor FsdpUnit::used(size_t index, const at::Tensor& handle) {
 at::Tensor FsdpUnit::resting_gradient(size_t index, const at::Tensor& grad) {
   if (!grad.defined()) return grad;
   const Spec& kept = *row_[index].kept;
-  if (is_elsewhere() &&
-      c10::GradMode::is_enabled()) {  // those of several, on the CPU, make branches
+  // On the CPU those of several would be branches, for another thread than the device's.
+  if (is_elsewhere() && c10::GradMode::is_enabled()) {
     throw Error(kFullyShard, absl::UnimplementedError(absl::StrCat(
                                  "gradients of gradients (create_graph) of the parameter '",
                                  parameter_name(index), "', which rests on the CPU and is used on ",
