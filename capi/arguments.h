@@ -117,7 +117,7 @@ inline constexpr size_t first_size<swv_patch> = 40;
 template <>
 inline constexpr size_t first_size<swv_materialize_options> = 44;
 template <>
-inline constexpr size_t first_size<swv_fully_shard_options> = 88;
+inline constexpr size_t first_size<swv_fully_shard_options> = 96;
 template <>
 inline constexpr size_t first_size<swv_fully_shard_counters> = 56;
 template <>

@@ -9,6 +9,7 @@
 #include "shardweave/capi/host_module.h"
 #include "shardweave/capi/scopes.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/load_cuda.h"
 
 namespace shardweave::capi {
 namespace {
@@ -43,7 +44,10 @@ FullyShardOptions fully_shard_options(const swv_fully_shard_options* given) {
   result.equal_segments = flag(o.equal_segments, "options.equal_segments");
   result.reshard_after_forward_ranks = o.reshard_after_forward_ranks;
   const c10::Device computes = device(o.compute_device, "options.compute_device");
-  if (!computes.is_cpu()) result.compute_device = computes;
+  if (!computes.is_cpu()) {
+    load_cuda().IgnoreError();  // that it is not there is an error of all ranks
+    result.compute_device = computes;
+  }
   result.distribute = distribute_options(&distribute);
   return result;
 }

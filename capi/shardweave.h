@@ -1560,7 +1560,9 @@ typedef struct swv_fully_shard_options {
  * parameter on another mesh or cut along the dimension already, a unit with fewer elements than
  * ranks, a compute_device that LibTorch does not have here or of parameters on another GPU, and options
  * that differ between ranks; SWV_CODE_FAILED_PRECONDITION if all parameters are in units already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION
- * for a write to a view of a parameter, and for ranks that use units in different orders.
+ * for a write to a view of a parameter, and for ranks that use units in different orders; with a
+ * compute_device also in a captured step and where gradients would be recorded on the CPU, and
+ * SWV_CODE_UNIMPLEMENTED for gradients of gradients.
  * COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_module_fully_shard(swv_module* module, const swv_mesh* mesh,
                                                         const swv_fully_shard_options* options,

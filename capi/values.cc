@@ -11,6 +11,7 @@
 #include "ATen/core/jit_type.h"
 #include "absl/container/inlined_vector.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/load_cuda.h"
 
 namespace shardweave::capi {
 namespace {
@@ -331,6 +332,8 @@ bool optional_tensor_list(const swv_value& v, c10::IValue& result) {
       return v.kind == SWV_VALUE_STRING && memory_format(string_of(v), result);
     case ArgType::kDevice:
       if (v.kind != SWV_VALUE_DEVICE) return false;
+      // That it is not there is an error of the operator's.
+      if (v.as.device.type == SWV_DEVICE_CUDA) load_cuda().IgnoreError();
       result = device(v.as.device, "arguments[].as.device");
       return true;
     case ArgType::kTensorList:

@@ -10,12 +10,14 @@
 #include "ATen/ATen.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/comm/world.h"
 #include "shardweave/dtensor/activation_checkpoint.h"
 #include "shardweave/dtensor/captured_step.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/testing/fake_cuda.h"
+#include "shardweave/mesh/connected_mesh.h"
 #include "shardweave/modules/checkpoint/checkpointer.h"
 #include "shardweave/modules/checkpoint/state_dict.h"
 #include "shardweave/modules/deferred_init.h"
@@ -535,6 +537,33 @@ TEST_P(CpuOffloadRanksTest, SummonedSavedAndLoaded) {
     EXPECT_TRUE(at::equal(host(net->head->weight), wanted));
   });
   std::filesystem::remove_all(directory);
+}
+
+// One GPU needs neither NCCL nor a launcher: nothing is sent.
+TEST(CpuOffloadWorldTest, OneRankThatIsAThread) {
+  const std::vector<float>& wanted = losses_of_one_device();
+  const auto train = [&](World& world) {
+    const MeshPtr mesh = *init_device_mesh(world, {{"dp", 1}});
+    WordsNet net = make_words_net();
+    fully_shard(*net, mesh, on_gpu({.units = {"blocks.*"}, .param_dtype = at::kDouble}));
+    FusedOptimizer optimizer(net->parameters(), AdamWOptions{.lr = 1e-2});
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      const at::Tensor loss = loss_of(net, data(words_of(step), mesh, {Shard(0)}),
+                                      data(words_of(step + 1), mesh, {Shard(0)}));
+      loss.backward();
+      clip_grad_norm(net->parameters(), 1.0);
+      optimizer.step();
+      EXPECT_NEAR(loss.item<float>(), wanted[static_cast<size_t>(step)], 2e-5) << step;
+    }
+  };
+  on_gpus(
+      {{"dp", 1}},  // the machine
+      [&](const MeshPtr&) {
+        const absl::Status status = run_ranks(1, train);
+        EXPECT_TRUE(status.ok()) << status;
+      },
+      kSlow);
 }
 
 TEST(CpuOffloadErrorsTest, Devices) {

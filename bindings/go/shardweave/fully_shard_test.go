@@ -271,6 +271,13 @@ func TestFullParams(t *testing.T) {
 			return err
 		}
 		gpu := sw.Device{Kind: sw.CUDA}
+		x := sw.Ones(w, []int64{2})
+		if there, err := sw.Data[float32](x.ToDevice(sw.Device{})); err != nil || len(there) != 2 || there[1] != 1 {
+			t.Errorf("the device where it is: %v, %v", there, err)
+		}
+		if err := x.ToDevice(gpu).Err(); err == nil {
+			t.Error("a GPU that is not there")
+		}
 		if _, err := n.FullyShard(mesh, sw.SameEverywhere, sw.WithComputeDevice(gpu)); !errors.Is(err, sw.InvalidArgument) ||
 			!strings.Contains(err.Error(), "compute_device is cuda:0, and LibTorch has none here") {
 			t.Errorf("a GPU that is not there: %v", err)

@@ -170,6 +170,11 @@ func FromSlice[T Number](w *World, data []T, sizes []int64, options ...TensorOpt
 // floats are the types of floating point numbers.
 var floats = map[DType]bool{F32: true, F64: true, F16: true, BF16: true, F8E4M3: true, F8E5M2: true}
 
+var opToDevice = builtin{name: "aten::to.dtype_layout"}
+
+// ToDevice is the elements on another device; the tensor itself, if they are there.
+func (t *Tensor) ToDevice(device Device) *Tensor { return t.call(&opToDevice, t, nil, nil, device) }
+
 // converted is the elements in another type. In a call.
 func converted(r *rank, handle c.Tensor, to DType) (c.Tensor, error) {
 	op, err := opTo.find()

@@ -49,7 +49,8 @@ type worldOptions struct {
 // WithTimeout is the deadline of the rendezvous and of every collective; else five minutes.
 func WithTimeout(d time.Duration) WorldOption { return func(o *worldOptions) { o.timeout = d } }
 
-// WithBackend chooses how processes communicate: "gloo", as without, or "nccl" between GPUs.
+// WithBackend chooses how processes communicate: "gloo", as without, or "nccl" between GPUs. (Ranks of RunRanks, which are
+// goroutines, have "inproc".)
 func WithBackend(name string) WorldOption { return func(o *worldOptions) { o.backend = name } }
 
 // WithDevice names this process's GPU, as CUDA numbers those that are visible; else, and if it is the
@@ -86,7 +87,11 @@ func RunRanks(ctx context.Context, ranks int, body func(*World) error, options .
 	if body == nil {
 		return noBody()
 	}
-	handles, err := c.WorldCreateLocal(int32(ranks), worldOptionsOf(options).timeout)
+	o := worldOptionsOf(options)
+	if o.device.Kind != CPU {
+		return invalid("RunRanks: WithDevice(%v) is of ranks that are processes; tensors of goroutines say where they are", o.device)
+	}
+	handles, err := c.WorldCreateLocal(int32(ranks), o.backend, o.timeout)
 	if err != nil {
 		return public(err)
 	}
@@ -242,7 +247,7 @@ func join(ctx context.Context, o worldOptions, rendezvous func(time.Duration) (c
 
 // Alone is a world of one rank.
 func Alone() (*World, error) {
-	handles, err := c.WorldCreateLocal(1, 0)
+	handles, err := c.WorldCreateLocal(1, "", 0)
 	if err != nil {
 		return nil, public(err)
 	}

@@ -683,6 +683,11 @@ func TestDevicesThatAreNotThere(t *testing.T) {
 	t.Setenv("SHARDWEAVE_CUDA_DRIVER_LIBRARY", "/no/libcuda.so.1")
 	for backend, wanted := range map[string]string{"gloo": "by way of the host: no NVIDIA driver", "nccl": "backend nccl: no NVIDIA driver"} {
 		one := sw.Rendezvous{WorldSize: 1, File: filepath.Join(t.TempDir(), "meeting")}
+		for _, option := range []sw.WorldOption{sw.WithBackend("nccl"), sw.WithDevice(sw.Device{Kind: sw.CUDA})} {
+			if err := sw.RunRanks(background, 1, func(*sw.World) error { return nil }, option); !errors.Is(err, sw.InvalidArgument) {
+				t.Errorf("RunRanks with what is of processes: %v", err)
+			}
+		}
 		_, err := sw.Join(background, one, sw.WithBackend(backend), sw.WithDevice(sw.Device{Kind: sw.CUDA}))
 		if !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), wanted) {
 			t.Errorf("%s: %v", backend, err)

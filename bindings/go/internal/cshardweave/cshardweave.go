@@ -146,12 +146,17 @@ func SetNumThreads(n int32) error { return result(C.swv_set_num_threads(C.int32_
 
 // ---- Worlds
 
-func WorldCreateLocal(ranks int32, timeout time.Duration) ([]World, error) {
+func WorldCreateLocal(ranks int32, backend string, timeout time.Duration) ([]World, error) {
+	if err := checkText("an option", backend); err != nil {
+		return nil, err
+	}
+	var a arena
+	defer a.free()
 	worlds := []World{nil}
 	if ranks > 1 {
 		worlds = make([]World, ranks)
 	}
-	err := result(C.swvgo_world_create_local(C.int32_t(ranks), millis(timeout), &worlds[0]))
+	err := result(C.swvgo_world_create_local(C.int32_t(ranks), a.orNull(backend), millis(timeout), &worlds[0]))
 	return worlds, err
 }
 

@@ -412,9 +412,9 @@ static inline swv_world_options swvgo_world_options(const char* backend, const c
   return options;
 }
 
-static inline swv_status* swvgo_world_create_local(int32_t num_ranks, int64_t timeout_ms,
-                                                   swv_world** out_worlds) {
-  const swv_world_options options = swvgo_world_options(NULL, NULL, timeout_ms, (swv_device){0});
+static inline swv_status* swvgo_world_create_local(int32_t num_ranks, const char* backend,
+                                                   int64_t timeout_ms, swv_world** out_worlds) {
+  const swv_world_options options = swvgo_world_options(backend, NULL, timeout_ms, (swv_device){0});
   return swv_world_create_local(num_ranks, &options, out_worlds);
 }
 

@@ -66,6 +66,13 @@ impl Spawn {
         self
     }
 
+    /// How they communicate: "gloo", as without, or "nccl" between GPUs, of which a rank has that of its
+    /// number.
+    pub fn backend(mut self, name: impl Into<String>) -> Spawn {
+        self.processes = self.processes.backend(name);
+        self
+    }
+
     /// Whether each line that a rank writes gets its rank in front, `[2] loss 0.5`; true unless
     /// this is called. Without, ranks write to where the program does.
     pub fn prefix_output(mut self, prefix_output: bool) -> Spawn {

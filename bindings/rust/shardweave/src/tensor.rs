@@ -577,6 +577,16 @@ pub(crate) use methods;
 /// Operators that are not alike in other languages (operators.rs has the rest). Every other one is
 /// there by its name: [`Op`](crate::Op).
 impl Tensor {
+    /// The elements on another device; the tensor itself, if they are there.
+    ///
+    /// LibTorch's `aten::to.dtype_layout`.
+    #[track_caller]
+    pub fn to_device(&self, device: Device) -> Result<Tensor> {
+        static OP: KnownOp = KnownOp::new("aten::to.dtype_layout", "Tensor::to_device");
+        let as_it_is: Option<DType> = None;
+        OP.call(args![self, as_it_is, as_it_is, device])
+    }
+
     methods! {
         /// Attention of these queries to keys and values, all [..., length, features].
         scaled_dot_product_attention(

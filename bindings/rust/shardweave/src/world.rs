@@ -101,7 +101,7 @@ impl World {
         Threads { num_ranks, timeout: None }
     }
 
-    /// Ranks that are processes, over Gloo.
+    /// Ranks that are processes, over Gloo or, between GPUs, NCCL.
     pub fn processes() -> Processes {
         Processes::default()
     }

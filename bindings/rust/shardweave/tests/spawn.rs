@@ -107,6 +107,13 @@ fn an_error_of_one_rank_is_the_result() {
 }
 
 #[test]
+fn a_backend_that_is_not_there() {
+    let error =
+        spawn(2, "a_backend_that_is_not_there").backend("nccl").run(|_| Ok(())).unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+}
+
+#[test]
 fn a_rank_that_panics() {
     let start = Instant::now();
     let error = spawn(3, "a_rank_that_panics")

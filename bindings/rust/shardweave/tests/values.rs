@@ -707,3 +707,12 @@ fn options_of_tensors() {
     let error = there.from_slice(&[1.0f32], &[1]).unwrap_err();
     assert_eq!(error.message(), "Tensor::from_slice: the elements are f32, the options say f64");
 }
+
+#[test]
+fn devices() {
+    let x = Tensor::ones(&[2]).unwrap();
+    let there = x.to_device(Device::Cpu).unwrap();
+    assert_eq!(there.to_vec::<f32>().unwrap(), [1.0, 1.0]);
+    assert_eq!(there.dtype().unwrap(), DType::F32);
+    assert!(x.to_device(Device::Cuda(0)).is_err(), "tests run without a GPU");
+}
