@@ -435,7 +435,8 @@ TEST_P(CpuOffloadRanksTest, WritesAreSeen) {
           // A copy may still be reading: once for each unit.
           const int64_t waits = host_waits();
           for (at::Tensor p : net->parameters()) i == 1 ? to_local(p).mul_(2) : p.mul_(2);
-          EXPECT_EQ(host_waits() - waits, 4) << i;
+          // Where somebody has the parts, nobody still reads them when a unit is full; at most the next one.
+          EXPECT_EQ(host_waits() - waits, i < 2 ? 4 : 1) << i;
           if (i == 1) reshard(mesh);
           EXPECT_TRUE(at::allclose(host(y), whole(words_of(0)), 1e-4, 1e-4)) << i;
           for (at::Tensor p : whole->parameters()) p.mul_(2);
@@ -473,6 +474,8 @@ TEST_P(CpuOffloadRanksTest, BuffersAndNumbersMove) {
     for (const bool is_distributed : {false, true}) {
       SCOPED_TRACE(std::string(is_deferred ? "deferred " : "") +
                    (is_distributed ? "distributed" : ""));
+      FullyShardOptions options = on_gpu({});
+      if (is_distributed) options.param_dtype = at::kDouble;  // which buffers do not become
       on_gpus(
           {{"dp", GetParam()}},
           [&](const MeshPtr& mesh) {
@@ -482,7 +485,7 @@ TEST_P(CpuOffloadRanksTest, BuffersAndNumbersMove) {
               for (const auto& [name, value] : values) net->named_parameters()[name].copy_(value);
             }
             if (is_distributed) distribute_module(*net, mesh, ParameterPlan());
-            fully_shard(*net, mesh, on_gpu({}));
+            fully_shard(*net, mesh, options);
             if (is_deferred) materialize(*net, {.values = values});
             for (const auto& item : net->named_buffers()) {
               EXPECT_TRUE(item.value().is_cuda()) << item.key();
@@ -492,7 +495,7 @@ TEST_P(CpuOffloadRanksTest, BuffersAndNumbersMove) {
             EXPECT_TRUE(to_local(net->scale.detach()).is_cuda());
             expect_on_cpu(net->linear->weight, "weight");
             const at::Tensor input = data(x, mesh, {Shard(0)});
-            EXPECT_TRUE(at::allclose(host(net(input)), wanted, 1e-4, 1e-5));
+            EXPECT_TRUE(at::allclose(host(net(input)).to(at::kFloat), wanted, 1e-4, 1e-5));
             net(input).square().sum().backward();
             finish_grad_sync(*net);
             EXPECT_TRUE(net->scale.grad().is_cuda());
@@ -500,9 +503,11 @@ TEST_P(CpuOffloadRanksTest, BuffersAndNumbersMove) {
                         1e-3);
             EXPECT_TRUE(at::allclose(host(net->norm->weight.grad()), whole->norm->weight.grad(),
                                      1e-3, 1e-4));
+            EXPECT_TRUE(
+                at::allclose(host(net->norm->running_mean), whole->norm->running_mean, 1e-4, 1e-5));
             torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
             optimizer.step();
-            EXPECT_TRUE(std::isfinite(host(net(input).sum()).item<float>()));
+            EXPECT_TRUE(std::isfinite(host(net(input).sum()).item<double>()));
           },
           kSlow);
     }

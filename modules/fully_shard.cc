@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "ATen/Context.h"
 #include "c10/core/impl/DeviceGuardImplInterface.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "nlohmann/json.hpp"
@@ -52,9 +53,11 @@ std::string text_of(std::optional<at::ScalarType> dtype) {
 // With an index. Throws Error if LibTorch has none here.
 std::optional<at::Device> checked_device(std::optional<at::Device> device) {
   if (!device.has_value() || device->is_cpu()) return device;
-  if (!c10::impl::hasDeviceGuardImpl(device->type())) {
+  const bool is_too_late = device->is_cuda() && !at::hasCUDA();
+  if (!c10::impl::hasDeviceGuardImpl(device->type()) || is_too_late) {
     refuse_to_shard(absl::StatusCode::kInvalidArgument,
-                    str_cat("compute_device is ", device->str(), ", and LibTorch has none here"));
+                    str_cat("compute_device is ", device->str(), ", and LibTorch has none here",
+                            is_too_late ? ": load_cuda() says why" : ""));
   }
   const int count = c10::impl::VirtualGuardImpl(device->type()).deviceCount();
   if (device->has_index() && device->index() >= count) {
@@ -354,8 +357,8 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
   check_dtype("reduce_dtype", options.reduce_dtype);
   check_dtype("output_dtype", options.output_dtype);
   for (at::Tensor& tensor : moving) {
-    if (is_dtensor(tensor) && dtensor_internal::is_deferred(tensor)) {
-      move_deferred(tensor, *compute_device);
+    if (is_dtensor(tensor)) {
+      move_in_place(tensor, *compute_device);
     } else {
       tensor.set_data(tensor.detach().to(*compute_device));
     }

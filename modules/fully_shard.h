@@ -33,8 +33,8 @@
 //
 // CPU offload: with a `compute_device` parameters, gradients and so the optimizer's state stay on the
 // CPU, where the model was constructed, in pinned memory, and a unit is on the device while it is used.
-// Copies go on beside computation, and nothing waits for them on the host but who reads gradients (the
-// optimizer, clip_grad_norm(), adding to a gradient that is there). The world needs a backend for both
+// Copies go on beside computation. The host waits for them where somebody reads gradients (the optimizer,
+// clip_grad_norm(), adding to a gradient that is there) or may write a parameter (to_local()). The world needs a backend for both
 // memories: NCCL has one, and Gloo with a device. docs/gpu.md says what it costs and what is not there.
 //
 //   fully_shard(*model, mesh, {.units = {"blocks.*"}, .compute_device = at::kCUDA});

@@ -1335,15 +1335,21 @@ void shard_deferred(const at::Tensor& tensor, SpecRef spec, std::shared_ptr<Mesh
   meta_of(tensor).part = LocalPart(std::move(part));
 }
 
-void move_deferred(const at::Tensor& tensor, c10::Device device) {
+void move_in_place(const at::Tensor& tensor, c10::Device device) {
+  const c10::AutoGradMode no_grad(false);
+  const c10::InferenceMode normal(false);
   DTensorMeta& meta = meta_of(tensor);
   const SpecRef was = meta.spec;
-  const Spec& spec = *was;
-  meta.spec =
-      meta.context->intern(spec.layout, spec.sizes, spec.strides, spec.dtype, device, spec.origins);
+  const SpecRef there =
+      meta.context->intern(was->layout, was->sizes, was->strides, was->dtype, device, was->origins);
+  if (deferred_part(meta) == nullptr) meta.move_to(meta.local().to(there->device));
+  meta.spec = there;
+  if (meta.family != nullptr && meta.family->parameter == was) meta.family->parameter = there;
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  impl->*DeviceAccess::device() = meta.spec->device;
-  set_keys(*impl, (impl->key_set() - keys_for(spec.device)) | keys_for(device));
+  impl->*DeviceAccess::device() = there->device;
+  c10::DispatchKeySet keys = keys_for(there->device);
+  if (impl->is_inference()) keys = keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+  set_keys(*impl, (impl->key_set() - keys_for(was->device)) | keys);
 }
 
 void make_deferred(const std::vector<Member>& members,

@@ -68,8 +68,8 @@ void name_deferred(const at::Tensor& tensor, std::string_view fqn);
 // Makes it a DTensor where it stands, of which each rank will make its part.
 void shard_deferred(const at::Tensor& tensor, SpecRef spec, std::shared_ptr<MeshContext> context);
 
-// A DTensor whose part will be made there.
-void move_deferred(const at::Tensor& tensor, c10::Device device);
+// A DTensor where it stands, with its part there: now, or when that is made.
+void move_in_place(const at::Tensor& tensor, c10::Device device);
 
 // Makes those of `members` that are not made yet, from the tape or from what is given by FQN.
 // Collective over the meshes of the DTensors among them. See materialize().

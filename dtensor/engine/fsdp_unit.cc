@@ -94,8 +94,8 @@ class OnItsWay final : public LocalPart::Source {
   }
   const at::Tensor& bring() override {
     if (!copies_->done()) {
-      copies_->wait();
       context_->before_host_reads();  // or they may be what an error has left
+      copies_->wait();
     }
     return (*copies_)[index_];
   }
@@ -461,8 +461,7 @@ at::Tensor FsdpUnit::Parameter::tensor() const {
 }
 
 FsdpUnit::~FsdpUnit() {
-  under_way_.reset();
-  wait_for_read();
+  let_go();
   sending_.reset();
   drop_part();
   if (is_allocated_) state_->counters.gathered_bytes -= flat_bytes();
@@ -628,6 +627,21 @@ void FsdpUnit::finish_gather() {
   if (read_.has_value()) read_->block(stream_here(flat_.device()));
   is_full_ = true;
   note_filled();
+  // Who has a parameter's part may write it at any time.
+  const bool is_handed_out =
+      read_.has_value() &&
+      std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) {
+        const std::shared_ptr<ViewFamily> family = p.family.lock();
+        return family != nullptr && family->handed_out;
+      });
+  if (is_handed_out) wait_for_read();
+}
+
+// Nobody reads what rests any more, whatever came of it.
+void FsdpUnit::let_go() {
+  under_way_.reset();  // waits
+  is_begun_ = false;
+  wait_for_read();
 }
 
 // Of the host: errors are for those who use the device next.
@@ -706,7 +720,9 @@ std::shared_ptr<torch::autograd::Node> FsdpUnit::node(size_t index, const at::Te
   if (node != nullptr && node->next_edge(index).is_valid()) return node;
   // An edge calls the hooks of its parameter, with a gradient or without: there is one only to what
   // is used.
-  if (is_elsewhere() && handle.is_leaf()) accumulate_beside(row_[index].whole->device, handle);
+  if (is_copy && is_elsewhere() && handle.is_leaf()) {
+    accumulate_beside(row_[index].whole->device, handle);
+  }
   const torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(handle);
   // Not to a node of a graph that is going backward now, which has counted its edges.
   if (node != nullptr && graph_task == node_made_in_) {

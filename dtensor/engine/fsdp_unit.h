@@ -230,6 +230,7 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   void finish_gather();
   void bring_stretch(const at::Tensor& to) const;
   void wait_for_read();
+  void let_go();
   void note_filled();
   void join_stream();
   void keep_for_stream(const at::Tensor& tensor) const;

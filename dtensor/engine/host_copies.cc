@@ -118,6 +118,8 @@ void accumulate_beside(c10::Device device, const at::Tensor& leaf) {
   auto& hooks = impl::materialize_autograd_meta(leaf)->cpp_hooks_list_;
   if (dynamic_cast<AccumulateBeside*>(impl::try_get_grad_accumulator(leaf).get()) != nullptr)
     return;
+  // Which the node asks for, where nothing may fail.
+  c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   const auto node = std::make_shared<AccumulateBeside>(leaf, device);
   impl::set_grad_accumulator(leaf, node);
   if (hooks == nullptr) impl::create_cpp_hook(leaf);

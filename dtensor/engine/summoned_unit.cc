@@ -90,9 +90,7 @@ void FsdpUnit::dismiss(bool read_only, bool keeps) {
   const c10::InferenceMode normal(false);
   const c10::AutoGradMode no_grad(false);
   if (summoned->keeps) {
-    under_way_.reset();  // waits: nobody may be reading what rests. Whoever gathers next hears why.
-    is_begun_ = false;
-    wait_for_read();
+    let_go();  // Whoever gathers next hears why.
     const at::AutoDispatchBelowADInplaceOrView no_count;
     shard_.copy_(summoned->flat.narrow(0, row_.kept_begin(), row_.kept()));
     shard_.unsafeGetTensorImpl()->bump_version();  // what is full is not fresh any more

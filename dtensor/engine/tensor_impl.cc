@@ -155,8 +155,7 @@ bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& 
   from.has_storage();  // the copy says what this one would
   const bool takes_dtensor = shardweave::dtensor_internal::is_dtensor(impl) &&
                              self.layout() == at::kStrided &&
-                             (shardweave::dtensor_internal::is_dtensor(self) ||
-                              self.device().type() == from.device().type());
+                             self.device().type() == from.device().type();
   return takes_dtensor ||
          self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(impl->key_set());
 }

@@ -105,8 +105,8 @@ void UnitGradients::finish() {
 void UnitGradients::arrive() {
   finish();
   if (copies_ == nullptr || copies_->done()) return;
-  copies_->wait();
   context_->before_host_reads();  // or they may be what an error has left
+  copies_->wait();
 }
 
 }  // namespace shardweave::dtensor_internal
