@@ -26,6 +26,7 @@
 #include "shardweave/modules/optim/grad_scaler.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/summon_full_params.h"
+#include "shardweave/modules/testing/fully_shard_modes.h"
 #include "shardweave/modules/testing/words_net.h"
 #include "torch/autograd.h"
 #include "torch/nn.h"
@@ -35,6 +36,8 @@
 namespace shardweave {
 namespace {
 
+using testing::fully_shard_modes;
+using testing::FullyShardMode;
 using ::testing::HasSubstr;
 using testing::host;
 using testing::host_waits;
@@ -83,56 +86,33 @@ void expect_on_cpu(const at::Tensor& tensor, const std::string& what) {
   EXPECT_TRUE(to_local(tensor.detach()).is_cpu()) << what;
 }
 
-struct Sharding {
-  std::string name;
-  std::vector<MeshDim> dims;
-  Placements batch;
-  FullyShardOptions options;
-  bool tensor_parallel = false;
-};
-
-class CpuOffloadTest : public ::testing::TestWithParam<Sharding> {};
-
-INSTANTIATE_TEST_SUITE_P(
-    Modes, CpuOffloadTest,
-    ::testing::Values(
-        Sharding{"one_rank", {{"dp", 1}}, {Shard(0)}, {.units = {"blocks.*"}}},
-        Sharding{"one_unit", {{"dp", 2}}, {Shard(0)}, {}},
-        Sharding{"units", {{"dp", 2}}, {Shard(0)}, {.units = {"blocks.*"}}},
-        Sharding{"uneven", {{"dp", 3}}, {Shard(0)}, {.units = {"blocks.*"}}},
-        Sharding{"equal_segments",
+std::vector<FullyShardMode> modes() {
+  std::vector<FullyShardMode> all = fully_shard_modes();
+  const std::vector<std::string> blocks = {"blocks.*"};
+  all.push_back({"one_rank", {{"dp", 1}}, {Shard(0)}, {.units = blocks}});
+  all.push_back({"mixed_precision",
                  {{"dp", 2}},
                  {Shard(0)},
-                 {.units = {"blocks.*"}, .equal_segments = true}},
-        Sharding{"stays_whole",
-                 {{"dp", 2}},
-                 {Shard(0)},
-                 {.units = {"blocks.*"}, .reshard_after_forward = false}},
-        Sharding{"neighbours",
-                 {{"dp", 4}},
-                 {Shard(0)},
-                 {.units = {"blocks.*"}, .reshard_after_forward_ranks = 2}},
-        Sharding{"hybrid",
-                 {{"replicas", 2}, {"dp", 2}},
-                 {Shard(0), Shard(0)},
-                 {.mesh_dim = "dp", .units = {"blocks.*"}}},
-        Sharding{"mixed_precision",
-                 {{"dp", 2}},
-                 {Shard(0)},
-                 {.units = {"blocks.*"}, .param_dtype = at::kDouble, .reduce_dtype = at::kFloat}},
-        Sharding{"mixed_precision_alone",
+                 {.units = blocks, .param_dtype = at::kDouble, .reduce_dtype = at::kFloat}});
+  all.push_back({"mixed_precision_alone",
                  {{"dp", 1}},
                  {Shard(0)},
-                 {.units = {"blocks.*"}, .param_dtype = at::kDouble}},
-        Sharding{"tensor_parallel",
+                 {.units = blocks, .param_dtype = at::kDouble}});
+  all.push_back({"tensor_parallel",
                  {{"dp", 2}, {"tp", 2}},
                  {Shard(0), Replicate()},
-                 {.mesh_dim = "dp", .units = {"blocks.*"}},
-                 true}),
-    [](const auto& test) { return test.param.name; });
+                 {.mesh_dim = "dp", .units = blocks},
+                 true});
+  return all;
+}
+
+class CpuOffloadTest : public ::testing::TestWithParam<FullyShardMode> {};
+
+INSTANTIATE_TEST_SUITE_P(Modes, CpuOffloadTest, ::testing::ValuesIn(modes()),
+                         [](const auto& test) { return test.param.name; });
 
 TEST_P(CpuOffloadTest, Trains) {
-  const Sharding& how = GetParam();
+  const FullyShardMode& how = GetParam();
   const std::vector<float>& wanted = losses_of_one_device();
   on_gpus(
       how.dims,

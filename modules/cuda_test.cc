@@ -20,6 +20,7 @@
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
+#include "shardweave/modules/testing/fully_shard_modes.h"
 #include "shardweave/modules/testing/words_net.h"
 #include "shardweave/modules/zero.h"
 #include "torch/nn.h"
@@ -27,6 +28,8 @@
 namespace shardweave {
 namespace {
 
+using testing::fully_shard_modes;
+using testing::FullyShardMode;
 using testing::host;
 using testing::host_waits;
 using testing::kBatch;
@@ -166,40 +169,13 @@ TEST_P(CudaZeroTest, Trains) {
       });
 }
 
-struct Sharding {
-  std::string name;
-  std::vector<MeshDim> dims;
-  Placements batch;
-  FullyShardOptions options;
-};
+class CudaFullyShardTest : public ::testing::TestWithParam<FullyShardMode> {};
 
-class CudaFullyShardTest : public ::testing::TestWithParam<Sharding> {};
-
-INSTANTIATE_TEST_SUITE_P(
-    Modes, CudaFullyShardTest,
-    ::testing::Values(Sharding{"one_unit", {{"dp", 2}}, {Shard(0)}, {}},
-                      Sharding{"units", {{"dp", 2}}, {Shard(0)}, {.units = {"blocks.*"}}},
-                      Sharding{"uneven", {{"dp", 3}}, {Shard(0)}, {.units = {"blocks.*"}}},
-                      Sharding{"equal_segments",
-                               {{"dp", 2}},
-                               {Shard(0)},
-                               {.units = {"blocks.*"}, .equal_segments = true}},
-                      Sharding{"stays_whole",
-                               {{"dp", 2}},
-                               {Shard(0)},
-                               {.units = {"blocks.*"}, .reshard_after_forward = false}},
-                      Sharding{"neighbours",
-                               {{"dp", 4}},
-                               {Shard(0)},
-                               {.units = {"blocks.*"}, .reshard_after_forward_ranks = 2}},
-                      Sharding{"hybrid",
-                               {{"replicas", 2}, {"dp", 2}},
-                               {Shard(0), Shard(0)},
-                               {.mesh_dim = "dp", .units = {"blocks.*"}}}),
-    [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Modes, CudaFullyShardTest, ::testing::ValuesIn(fully_shard_modes()),
+                         [](const auto& test) { return test.param.name; });
 
 TEST_P(CudaFullyShardTest, Trains) {
-  const Sharding& how = GetParam();
+  const FullyShardMode& how = GetParam();
   check_training(how.dims, how.batch, [&](WordsNet& net, const MeshPtr& mesh) {
     fully_shard(*net, mesh, how.options);
     return nullptr;
