@@ -8,7 +8,7 @@
 #include "shardweave/dtensor/random.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/csrc/autograd/autograd.h"
-#include "torch/nn.h"
+#include "torch/nn/modules/linear.h"
 
 namespace shardweave {
 namespace {

@@ -18,7 +18,8 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/csrc/autograd/custom_function.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/pimpl.h"
 
 namespace shardweave {
 namespace {

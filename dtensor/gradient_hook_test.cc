@@ -18,7 +18,8 @@
 #include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/pimpl.h"
 
 namespace shardweave {
 namespace {

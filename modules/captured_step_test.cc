@@ -20,7 +20,7 @@
 #include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/testing/words_net.h"
-#include "torch/nn.h"
+#include "torch/nn/modules/linear.h"
 
 namespace shardweave {
 namespace {

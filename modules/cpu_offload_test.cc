@@ -29,8 +29,12 @@
 #include "shardweave/modules/testing/fully_shard_modes.h"
 #include "shardweave/modules/testing/words_net.h"
 #include "torch/autograd.h"
-#include "torch/nn.h"
-#include "torch/optim.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/pimpl.h"
+#include "torch/optim/adamw.h"
 #include "torch/script.h"
 
 namespace shardweave {

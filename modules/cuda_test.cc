@@ -23,7 +23,7 @@
 #include "shardweave/modules/testing/fully_shard_modes.h"
 #include "shardweave/modules/testing/words_net.h"
 #include "shardweave/modules/zero.h"
-#include "torch/nn.h"
+#include "torch/nn/modules/linear.h"
 
 namespace shardweave {
 namespace {

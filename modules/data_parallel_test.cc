@@ -23,7 +23,11 @@
 #include "shardweave/modules/power_sgd.h"
 #include "shardweave/modules/summon_full_params.h"
 #include "shardweave/modules/zero.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/pimpl.h"
 #include "torch/optim/adamw.h"
 #include "torch/optim/sgd.h"
 

@@ -22,8 +22,15 @@
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/verify.h"
 #include "torch/library.h"
-#include "torch/nn.h"
-#include "torch/optim.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/activation.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/pimpl.h"
+#include "torch/optim/sgd.h"
 
 namespace shardweave {
 namespace {

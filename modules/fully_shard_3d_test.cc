@@ -12,7 +12,12 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/parallelize_module.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/container/modulelist.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/pimpl.h"
 #include "torch/optim/adamw.h"
 #include "torch/script.h"
 

@@ -18,7 +18,9 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/fully_shard.h"
 #include "torch/csrc/autograd/autograd.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/linear.h"
 
 namespace shardweave {
 namespace {

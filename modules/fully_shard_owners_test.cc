@@ -11,7 +11,7 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/zero.h"
-#include "torch/nn.h"
+#include "torch/nn/modules/linear.h"
 
 namespace shardweave {
 namespace {

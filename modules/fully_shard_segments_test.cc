@@ -16,7 +16,10 @@
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/summon_full_params.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/pimpl.h"
 #include "torch/optim/adamw.h"
 
 namespace shardweave {

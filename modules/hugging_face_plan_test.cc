@@ -11,7 +11,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/pimpl.h"
 
 namespace shardweave {
 namespace {

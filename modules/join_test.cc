@@ -16,7 +16,13 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/data_parallel.h"
 #include "shardweave/modules/fully_shard.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/conv.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/pimpl.h"
 #include "torch/optim/sgd.h"
 
 namespace shardweave {

@@ -16,8 +16,18 @@
 #include "shardweave/dtensor/testing/expect_comms.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/hooked.h"
-#include "torch/nn.h"
-#include "torch/optim.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/activation.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/conv.h"
+#include "torch/nn/modules/dropout.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/modules/transformer.h"
+#include "torch/nn/modules/transformerlayer.h"
+#include "torch/nn/pimpl.h"
+#include "torch/optim/sgd.h"
 
 namespace shardweave {
 namespace {

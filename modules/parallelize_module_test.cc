@@ -22,8 +22,13 @@
 #include "shardweave/modules/parallel_style.h"
 #include "shardweave/modules/sharding_plan_json.h"
 #include "torch/csrc/autograd/autograd.h"
-#include "torch/nn.h"
-#include "torch/optim.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/activation.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/pimpl.h"
+#include "torch/optim/sgd.h"
 
 namespace shardweave {
 namespace {

@@ -16,7 +16,11 @@
 #include "shardweave/modules/sharding_plan_json.h"
 #include "torch/csrc/autograd/custom_function.h"
 #include "torch/library.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/pimpl.h"
 
 namespace shardweave {
 namespace {

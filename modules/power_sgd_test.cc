@@ -17,7 +17,8 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/data_parallel.h"
 #include "shardweave/modules/optim/grad_scaler.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/pimpl.h"
 #include "torch/optim/sgd.h"
 
 namespace shardweave {

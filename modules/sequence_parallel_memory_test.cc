@@ -7,7 +7,11 @@
 #include "shardweave/dtensor/testing/counting_allocator.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/parallel_style.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/pimpl.h"
 
 namespace shardweave {
 namespace {

@@ -20,7 +20,9 @@
 #include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/zero.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/pimpl.h"
 #include "torch/optim/sgd.h"
 
 namespace shardweave {

@@ -17,8 +17,8 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/expect_comms.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
-#include "torch/nn.h"
-#include "torch/optim.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/optim/sgd.h"
 
 namespace shardweave {
 namespace {

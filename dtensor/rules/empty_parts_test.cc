@@ -15,7 +15,7 @@
 #include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/dtensor/testing/expect_comms.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
-#include "torch/nn.h"
+#include "torch/nn/functional/upsampling.h"
 
 namespace shardweave {
 namespace {

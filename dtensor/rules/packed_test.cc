@@ -11,7 +11,7 @@
 #include "shardweave/dtensor/testing/expect_comms.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/csrc/autograd/autograd.h"
-#include "torch/nn.h"
+#include "torch/nn/modules/activation.h"
 
 namespace shardweave {
 namespace {

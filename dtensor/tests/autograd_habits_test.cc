@@ -15,8 +15,12 @@
 #include "torch/csrc/autograd/custom_function.h"
 #include "torch/csrc/autograd/generated/Functions.h"
 #include "torch/csrc/autograd/saved_variable_hooks.h"
-#include "torch/nn.h"
-#include "torch/optim.h"
+#include "torch/nn/modules/activation.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/conv.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/optim/adam.h"
 
 namespace shardweave {
 namespace {

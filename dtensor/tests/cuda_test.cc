@@ -20,7 +20,13 @@
 #include "shardweave/dtensor/redistribute_async.h"
 #include "shardweave/dtensor/testing/fake_cuda.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
-#include "torch/nn.h"
+#include "torch/nn/functional/loss.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/pimpl.h"
+#include "torch/nn/utils/clip_grad.h"
 #include "torch/optim/adamw.h"
 
 namespace shardweave {

@@ -24,7 +24,8 @@
 #include "shardweave/dtensor/random.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/op_check.h"
-#include "torch/nn.h"
+#include "torch/nn/init.h"
+#include "torch/nn/utils/clip_grad.h"
 
 namespace shardweave {
 namespace {

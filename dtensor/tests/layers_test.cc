@@ -7,7 +7,19 @@
 #include "ATen/ATen.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/testing/programs.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/activation.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/conv.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/modules/pooling.h"
+#include "torch/nn/modules/rnn.h"
+#include "torch/nn/modules/transformer.h"
+#include "torch/nn/modules/transformerlayer.h"
+#include "torch/nn/utils/rnn.h"
 
 namespace shardweave {
 namespace {

@@ -12,8 +12,13 @@
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/csrc/autograd/variable.h"
-#include "torch/nn.h"
-#include "torch/optim.h"
+#include "torch/nn/modules/activation.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/utils/convert_parameters.h"
+#include "torch/optim/adam.h"
 #include "torch/serialize.h"
 
 namespace shardweave {

@@ -10,8 +10,15 @@
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
-#include "torch/nn.h"
-#include "torch/optim.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/conv.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/pimpl.h"
+#include "torch/optim/adamw.h"
+#include "torch/optim/optimizer.h"
+#include "torch/optim/sgd.h"
 
 namespace shardweave {
 namespace {

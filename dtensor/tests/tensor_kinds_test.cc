@@ -11,7 +11,13 @@
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/programs.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/activation.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/conv.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
 
 namespace shardweave {
 namespace {

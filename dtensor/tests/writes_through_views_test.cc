@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/testing/programs.h"
-#include "torch/nn.h"
+#include "torch/nn/modules/linear.h"
 
 namespace shardweave {
 namespace {

@@ -17,7 +17,9 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/zero.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/pimpl.h"
 #include "torch/optim/sgd.h"
 
 namespace shardweave {

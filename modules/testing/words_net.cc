@@ -1,4 +1,5 @@
 #include "shardweave/modules/testing/words_net.h"
+#include "torch/nn/functional/loss.h"
 
 namespace shardweave::testing {
 

@@ -9,7 +9,12 @@
 #include <string>
 
 #include "ATen/ATen.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/container/modulelist.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+#include "torch/nn/pimpl.h"
 
 namespace shardweave::testing {
 

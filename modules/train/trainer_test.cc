@@ -21,7 +21,9 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/data_parallel.h"
 #include "shardweave/modules/fully_shard.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
 #include "torch/optim/adamw.h"
 
 namespace shardweave {

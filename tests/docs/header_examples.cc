@@ -89,7 +89,12 @@
 #include "shardweave/placement/redistribute_plan.h"
 #include "shardweave/placement/reduce_op.h"
 #include "shardweave/placement/simulated_mesh.h"
-#include "torch/torch.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/container/sequential.h"
+#include "torch/nn/modules/conv.h"
+#include "torch/nn/pimpl.h"
+#include "torch/optim/adamw.h"
+#include "torch/optim/optimizer.h"
 
 // Examples show what a call gives, and leave it at that.
 #pragma GCC diagnostic ignored "-Wunused-result"

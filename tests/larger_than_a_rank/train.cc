@@ -26,7 +26,10 @@
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/container/modulelist.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/pimpl.h"
 
 ABSL_FLAG(int64_t, limit_mb, 256, "what one process may have in memory, in MB");
 ABSL_FLAG(int64_t, dim, 1024, "the width of a layer");

@@ -9,7 +9,9 @@
 #include "shardweave/dtensor/error.h"
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/nn/registry.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
 #include "torch/script.h"
 
 namespace shardweave_tool {

@@ -15,7 +15,8 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/checkpoint/checkpointer.h"
 #include "shardweave/modules/fully_shard.h"
-#include "torch/nn.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/linear.h"
 #include "torch/optim/adamw.h"
 
 namespace shardweave::testing {
