@@ -4,7 +4,7 @@
 set -euo pipefail
 export SHARDWEAVE_TRAIN_GPT=$PWD/$TRAIN_GPT SHARDWEAVE_SAME_MODEL=$PWD/tests/same_model SHARDWEAVE_REFERENCES=$PWD/modules
 run() { bindings/go/with_library.sh "$@"; }
-say() { printf '\n== %s\n' "$*"; }
+say() { printf '\n== %s (%ss)\n' "$*" "$SECONDS"; }
 without=()
 lacks() { without+=("$*"); echo "left out: $*"; }
 

@@ -252,6 +252,7 @@ class Fuzzer {
   void worlds();
   void layouts();
   void tensors();
+  bool writes(const swv_op* op);
   void operators();
   void autograd();
   bool make_optimizer(swv_tensor** parameters, swv_optimizer** out_optimizer);

@@ -84,13 +84,34 @@ void Fuzzer::tensors() {
   }
 }
 
+// Whether it writes an argument. With a graph that leads back to it, a tensor that is written would keep
+// itself, in LibTorch as here: x.copy_(x.pow(2)).
+bool Fuzzer::writes(const swv_op* op) {
+  swv_string* schema = nullptr;
+  if (!done(swv_op_schema(op, &schema))) return false;
+  const bool result = std::strstr(swv_string_data(schema), "!)") != nullptr;
+  swv_string_free(schema);
+  return result;
+}
+
 void Fuzzer::operators() {
   swv_op* op = nullptr;
   if (ops_.size() < 20 || one_in(20)) {
     if (done(swv_op_find(op_name(), &op))) keep(ops_, op, swv_op_free, 30);
   }
+  const swv_op* const called = pick(ops_);
   swv_value args[6], results[4];
   for (swv_value& v : args) v = value();
+  std::vector<swv_tensor*> alone;
+  if (writes(called)) {
+    for (swv_value& v : args) {
+      swv_tensor* t = nullptr;
+      if (&v == args || v.kind != SWV_VALUE_TENSOR || !done(swv_tensor_detach(v.as.tensor, &t)))
+        continue;
+      v = swv_value_tensor(t);
+      alone.push_back(t);
+    }
+  }
   const char* names[] = {"self", "dim", "other"};
   size_t num_results = 0;
   const size_t capacity = below(5), num = one_in(50) ? length(6) : 1 + below(5);
@@ -103,9 +124,10 @@ void Fuzzer::operators() {
     }
   }
   swv_status* status =
-      one_in(5) ? swv_op_call_named(pick(ops_), small(), args, num, names, length(3), results,
-                                    capacity, &num_results)
-                : swv_op_call(pick(ops_), small(), args, num, results, capacity, &num_results);
+      one_in(5) ? swv_op_call_named(called, small(), args, num, names, length(3), results, capacity,
+                                    &num_results)
+                : swv_op_call(called, small(), args, num, results, capacity, &num_results);
+  for (swv_tensor* t : alone) swv_tensor_free(t);
   if (!done(status) || capacity == 0) return;
   for (size_t i = 0; i < num_results; ++i) {
     if (results[i].kind == SWV_VALUE_TENSOR) {
