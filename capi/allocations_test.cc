@@ -101,14 +101,13 @@ TEST_F(AllocationsTest, EveryKindOfArgumentComesInWithoutAny) {
   for (const auto& [schema, arguments] : cases) {
     const Signature signature(torch::jit::parseSchema(schema));
     std::string mismatch;
-    EXPECT_EQ(
-        allocations([&] {
-          CallStack stack;
-          const auto given = given_arguments(arguments.data(), arguments.size(), nullptr, 0);
-          ASSERT_TRUE(push_arguments(signature, given, Match::kLenient, stack.values, &mismatch))
-              << mismatch;
-        }),
-        0)
+    EXPECT_EQ(allocations([&] {
+                CallStack stack;
+                const auto given = given_arguments(arguments.data(), arguments.size(), nullptr, 0);
+                ASSERT_TRUE(push_arguments(signature, given, Match::kLenient, stack, &mismatch))
+                    << mismatch;
+              }),
+              0)
         << schema;
   }
 }

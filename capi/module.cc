@@ -98,7 +98,7 @@ void call_method(const swv_module* module, std::string_view name, swv_grad_mode 
   check_capacity(signature, results, capacity);
   CallStack stack;
   std::string mismatch;
-  if (!push_arguments(signature, given, Match::kLenient, stack.values, &mismatch)) {
+  if (!push_arguments(signature, given, Match::kLenient, stack, &mismatch)) {
     fail(absl::StatusCode::kInvalidArgument,
          str_cat(name, ": ", mismatch, "; its schema is ", signature.text));
   }

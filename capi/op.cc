@@ -163,14 +163,14 @@ void check_names(const Operator& op, const GivenArguments& given) {
 
 // The overload whose arguments fit; they are on the stack then.
 [[gnu::hot]] const Overload& choose(const Operator& op, const GivenArguments& given,
-                                    c10::Stack& stack) {
+                                    CallStack& stack) {
   const uint64_t kinds = op.overloads.size() == 1 ? 0 : Choices::kinds_of(given);
   if (kinds != 0) {
     if (const auto known = op.choices.find(kinds)) {
       const Overload& overload = op.overloads[known->overload];
       if (push_arguments(overload.signature, given, kMatches[known->match], stack, nullptr))
         return overload;
-      stack.clear();
+      stack.values.clear();
     }
   }
   for (size_t match = 0; match < std::size(kMatches); ++match) {
@@ -180,14 +180,14 @@ void check_names(const Operator& op, const GivenArguments& given) {
         if (kinds != 0) op.choices.keep(kinds, i, match);
         return overload;
       }
-      stack.clear();
+      stack.values.clear();
     }
   }
   check_names(op, given);
   std::string mismatch;
   if (op.overloads.size() == 1) {
     push_arguments(op.overloads[0].signature, given, Match::kLenient, stack, &mismatch);
-    stack.clear();
+    stack.values.clear();
     fail(absl::StatusCode::kInvalidArgument,
          str_cat(op.name, ": ", mismatch, "; its schema is ", schemas(op)));
   }
@@ -229,7 +229,7 @@ void mend(const GivenArguments& given) {
   const Operator& op = operator_of(handle);
   const CallMode call_mode(mode, "mode");
   CallStack stack;
-  const Overload& overload = choose(op, given, stack.values);
+  const Overload& overload = choose(op, given, stack);
   check_capacity(overload.signature, results, capacity);
   try {
     overload.handle.callBoxed(stack.values);
@@ -244,7 +244,7 @@ void explain(const swv_op* handle, const GivenArguments& given, swv_string** out
              swv_string** out_json) {
   const CallMode mode(SWV_MODE_NO_GRAD, "mode");
   CallStack stack;
-  const Overload& overload = choose(operator_of(handle), given, stack.values);
+  const Overload& overload = choose(operator_of(handle), given, stack);
   const Explanation explanation =
       shardweave::explain(c10::toString(overload.handle.operator_name()), std::move(stack.values));
   Owned<swv_string> text(out_text == nullptr ? nullptr : new_string(explanation.to_string()));

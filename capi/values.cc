@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 #include <sstream>
+#include <tuple>
 
 #include "ATen/ScalarOps.h"
 #include "ATen/core/List.h"
@@ -148,13 +149,27 @@ class StringPool {
   std::vector<c10::IValue> strings_;
 };
 
-// Caches of this thread; nothing depends on what is in them.
-template <typename T>
-thread_local ListPool<T> lists;
-thread_local StringPool strings;
-thread_local c10::Stack spare_stack;
-
 constexpr size_t kStackSize = 32;
+
+}  // namespace
+
+// One object, which a call looks up once: in a shared library that is a call by itself.
+struct CallStack::Caches {
+  c10::Stack stack;
+  StringPool strings;
+  std::tuple<ListPool<at::Tensor>, ListPool<std::optional<at::Tensor>>, ListPool<int64_t>,
+             ListPool<double>, ListPool<bool>, ListPool<at::Scalar>>
+      lists;
+
+  static Caches& of_this_thread() {
+    static thread_local Caches caches;
+    return caches;
+  }
+};
+
+namespace {
+
+using Caches = CallStack::Caches;
 
 // --- arguments -----------------------------------------------------------------------------------
 
@@ -220,19 +235,19 @@ bool wrapped_number(const swv_value& v, c10::IValue& result) {
 
 // A list with what `convert` makes of each element.
 template <typename T, typename From, typename Convert>
-c10::List<T> list_of(absl::Span<const From> from, const Convert& convert) {
-  return lists<T>.get(from.size(), [&](c10::List<T>& list) {
+c10::List<T> list_of(Caches& caches, absl::Span<const From> from, const Convert& convert) {
+  return std::get<ListPool<T>>(caches.lists).get(from.size(), [&](c10::List<T>& list) {
     for (const From& element : from) list.push_back(convert(element));
   });
 }
 
 template <typename T>
-bool numbers_list(const swv_value& v, c10::IValue& result) {
+bool numbers_list(Caches& caches, const swv_value& v, c10::IValue& result) {
   if (v.kind == SWV_VALUE_FLOATS) {
-    result = list_of<T>(span(v.as.floats.data, v.as.floats.size, "arguments[].as.floats"),
+    result = list_of<T>(caches, span(v.as.floats.data, v.as.floats.size, "arguments[].as.floats"),
                         [](double x) { return T(x); });
   } else if (v.kind == SWV_VALUE_INTS) {
-    result = list_of<T>(span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"),
+    result = list_of<T>(caches, span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"),
                         [](int64_t x) { return T(x); });
   } else {
     return false;
@@ -240,51 +255,54 @@ bool numbers_list(const swv_value& v, c10::IValue& result) {
   return true;
 }
 
-bool int_list(const Argument& argument, const swv_value& v, Match match, c10::IValue& result) {
+bool int_list(Caches& caches, const Argument& argument, const swv_value& v, Match match,
+              c10::IValue& result) {
   if (v.kind == SWV_VALUE_INTS) {
-    result = list_of<int64_t>(span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"),
+    result = list_of<int64_t>(caches, span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"),
                               [](int64_t x) { return x; });
     return true;
   }
   if (v.kind == SWV_VALUE_INT && match == Match::kLenient) {
     const size_t size = std::max<int64_t>(1, argument.fixed_size);
-    result = lists<int64_t>.get(size, [&](auto& list) { list.resize(size, v.as.integer); });
+    result = std::get<ListPool<int64_t>>(caches.lists).get(size, [&](auto& list) {
+      list.resize(size, v.as.integer);
+    });
     return true;
   }
   return false;
 }
 
-bool bool_list(const swv_value& v, c10::IValue& result) {
+bool bool_list(Caches& caches, const swv_value& v, c10::IValue& result) {
   if (v.kind != SWV_VALUE_BOOLS) return false;
-  result = list_of<bool>(span(v.as.bools.data, v.as.bools.size, "arguments[].as.bools"),
+  result = list_of<bool>(caches, span(v.as.bools.data, v.as.bools.size, "arguments[].as.bools"),
                          [](swv_bool b) { return flag(b, "arguments[].as.bools[]"); });
   return true;
 }
 
-bool tensor_list(const swv_value& v, c10::IValue& result) {
+bool tensor_list(Caches& caches, const swv_value& v, c10::IValue& result) {
   if (v.kind != SWV_VALUE_TENSORS) return false;
   const auto handles = span(v.as.tensors.data, v.as.tensors.size, "arguments[].as.tensors");
   for (swv_tensor* handle : handles) {
     if (handle == nullptr) return false;
   }
-  result = list_of<at::Tensor>(absl::Span<swv_tensor* const>(handles), [](swv_tensor* handle) {
-    return tensor(handle, "arguments[].as.tensors[]");
-  });
+  result = list_of<at::Tensor>(
+      caches, absl::Span<swv_tensor* const>(handles),
+      [](swv_tensor* handle) { return tensor(handle, "arguments[].as.tensors[]"); });
   return true;
 }
 
-bool optional_tensor_list(const swv_value& v, c10::IValue& result) {
+bool optional_tensor_list(Caches& caches, const swv_value& v, c10::IValue& result) {
   if (v.kind != SWV_VALUE_TENSORS) return false;
   using Element = std::optional<at::Tensor>;
   const auto handles = span(v.as.tensors.data, v.as.tensors.size, "arguments[].as.tensors");
-  result = list_of<Element>(absl::Span<swv_tensor* const>(handles), [](swv_tensor* handle) {
+  result = list_of<Element>(caches, absl::Span<swv_tensor* const>(handles), [](swv_tensor* handle) {
     return handle == nullptr ? Element() : Element(tensor(handle, "arguments[].as.tensors[]"));
   });
   return true;
 }
 
 // False: `v` is no such argument.
-[[gnu::hot]] bool convert(const Argument& argument, const swv_value& v, Match match,
+[[gnu::hot]] bool convert(Caches& caches, const Argument& argument, const swv_value& v, Match match,
                           c10::IValue& result) {
   if (v.kind == SWV_VALUE_NONE) {
     result = c10::IValue();
@@ -318,7 +336,7 @@ bool optional_tensor_list(const swv_value& v, c10::IValue& result) {
       return true;
     case ArgType::kString:
       if (v.kind != SWV_VALUE_STRING) return false;
-      result = strings.get(string_of(v));
+      result = caches.strings.get(string_of(v));
       return true;
     case ArgType::kDType:
       if (v.kind != SWV_VALUE_DTYPE) return false;
@@ -337,17 +355,17 @@ bool optional_tensor_list(const swv_value& v, c10::IValue& result) {
       result = device(v.as.device, "arguments[].as.device");
       return true;
     case ArgType::kTensorList:
-      return tensor_list(v, result);
+      return tensor_list(caches, v, result);
     case ArgType::kOptionalTensorList:
-      return optional_tensor_list(v, result);
+      return optional_tensor_list(caches, v, result);
     case ArgType::kIntList:
-      return int_list(argument, v, match, result);
+      return int_list(caches, argument, v, match, result);
     case ArgType::kFloatList:
-      return numbers_list<double>(v, result);
+      return numbers_list<double>(caches, v, result);
     case ArgType::kBoolList:
-      return bool_list(v, result);
+      return bool_list(caches, v, result);
     case ArgType::kNumberList:
-      return numbers_list<at::Scalar>(v, result);
+      return numbers_list<at::Scalar>(caches, v, result);
     case ArgType::kOther:
       return false;
   }
@@ -453,7 +471,7 @@ Signature::Signature(const c10::FunctionSchema& schema) {
 }
 
 [[gnu::hot]] bool push_arguments(const Signature& signature, const GivenArguments& given,
-                                 Match match, c10::Stack& stack, std::string* mismatch) {
+                                 Match match, CallStack& stack, std::string* mismatch) {
   const size_t positional = given.values.size() - given.names.size();
   const auto refuse = [&](auto&&... why) {
     if (mismatch != nullptr) *mismatch = str_cat(why...);
@@ -474,13 +492,13 @@ Signature::Signature(const c10::FunctionSchema& schema) {
     }
     if (value == nullptr || value->kind == SWV_VALUE_DEFAULT) {
       if (!argument.has_default) return refuse("argument '", argument.name, "' is missing");
-      stack.push_back(argument.default_value);
+      stack.values.push_back(argument.default_value);
       continue;
     }
-    stack.emplace_back();
+    stack.values.emplace_back();
     bool fits;
     try {
-      fits = convert(argument, *value, match, stack.back());
+      fits = convert(stack.caches, argument, *value, match, stack.values.back());
     } catch (const Failure& failure) {
       fail_at(failure, "arguments[]", value - given.values.data());
     }
@@ -565,16 +583,16 @@ Signature::Signature(const c10::FunctionSchema& schema) {
   if (out_num_results != nullptr) *out_num_results = count;
 }
 
-[[gnu::hot]] CallStack::CallStack() {
-  values.swap(spare_stack);
+[[gnu::hot]] CallStack::CallStack() : caches(Caches::of_this_thread()) {
+  values.swap(caches.stack);
   if (values.capacity() < kStackSize) values.reserve(kStackSize);
 }
 
 [[gnu::hot]] CallStack::~CallStack() {
   values.clear();
-  values.swap(spare_stack);
-  lists<at::Tensor>.clear();
-  lists<std::optional<at::Tensor>>.clear();
+  values.swap(caches.stack);
+  std::get<ListPool<at::Tensor>>(caches.lists).clear();
+  std::get<ListPool<std::optional<at::Tensor>>>(caches.lists).clear();
 }
 
 }  // namespace shardweave::capi

@@ -1,8 +1,8 @@
 // Arguments and results of operators: swv_value here, c10::IValue there, a schema in between.
 //
 //   Signature signature(op.schema());
-//   Stack stack;                                           // no allocation up to kStackSize values
-//   if (!push_arguments(signature, call, Match::kExact, stack.values, mismatch)) ...
+//   CallStack stack;                                       // no allocation up to kStackSize values
+//   if (!push_arguments(signature, call, Match::kExact, stack, mismatch)) ...
 //   op.callBoxed(stack.values);
 //   write_results(signature, stack.values, out_results, capacity, out_num_results);
 #pragma once
@@ -71,21 +71,6 @@ GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
 // Their kinds, and names: "a tensor, an integer, keepdim: a bool".
 std::string given_kinds(const GivenArguments& given);
 
-// kLenient: also numbers for tensors, and single numbers for lists.
-enum class Match : uint8_t { kExact, kLenient };
-
-// Pushes the call's arguments, defaults included; false if they do not fit, with the reason in
-// `mismatch` if that is not null. Throws for values that fit nothing (bad handles, unknown kinds).
-bool push_arguments(const Signature& signature, const GivenArguments& given, Match match,
-                    c10::Stack& stack, std::string* mismatch);
-
-// Moves all that is on the stack to the results; nothing is written if one has no swv_value.
-// Capacity 0 drops them.
-void write_results(const Signature& signature, c10::Stack& stack, swv_value* results,
-                   size_t capacity, size_t* out_num_results);
-// Before a call: that write_results will have room.
-void check_capacity(const Signature& signature, const swv_value* results, size_t capacity);
-
 // A stack whose memory is kept for the next call of this thread.
 class CallStack {
  public:
@@ -95,7 +80,25 @@ class CallStack {
   CallStack& operator=(const CallStack&) = delete;
 
   c10::Stack values;
+  // Memory of this thread for arguments; nothing depends on what is in it.
+  struct Caches;
+  Caches& caches;
 };
+
+// kLenient: also numbers for tensors, and single numbers for lists.
+enum class Match : uint8_t { kExact, kLenient };
+
+// Pushes the call's arguments, defaults included; false if they do not fit, with the reason in
+// `mismatch` if that is not null. Throws for values that fit nothing (bad handles, unknown kinds).
+bool push_arguments(const Signature& signature, const GivenArguments& given, Match match,
+                    CallStack& stack, std::string* mismatch);
+
+// Moves all that is on the stack to the results; nothing is written if one has no swv_value.
+// Capacity 0 drops them.
+void write_results(const Signature& signature, c10::Stack& stack, swv_value* results,
+                   size_t capacity, size_t* out_num_results);
+// Before a call: that write_results will have room.
+void check_capacity(const Signature& signature, const swv_value* results, size_t capacity);
 
 // One IValue as a result.
 swv_value new_value(c10::IValue value, ArgType type);

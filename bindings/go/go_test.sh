@@ -25,13 +25,13 @@ say "warnings of C" # errors here only: users have other compilers
 run bash -c 'CGO_CFLAGS="$CGO_CFLAGS -Wall -Wextra -Werror -Wno-unused-parameter" go build ./internal/cshardweave'
 say go test -race with checks of pointers
 printf 'package main\n\nfunc main() {}\n' >"$probe/main.go"
+experiment=
+GOEXPERIMENT=cgocheck2 go env >/dev/null 2>&1 && experiment=cgocheck2 # since Go 1.21
 race=-race
-reason=$(go run -race "$probe/main.go" 2>&1) || {
+reason=$(GOEXPERIMENT=$experiment go run -race "$probe/main.go" 2>&1) || { # compiles what the tests then need
   race=
   lacks "the race detector, which this Go has not: $(tail -n 1 <<<"$reason")"
 }
-experiment=
-GOEXPERIMENT=cgocheck2 go env >/dev/null 2>&1 && experiment=cgocheck2 # since Go 1.21
 GOEXPERIMENT=$experiment GODEBUG=cgocheck=1 run go test $race -vet=off -count=1 ./...
 say go test of allocations # which are others under the race detector
 run go test -vet=off -count=1 -run='Alloc|HotPath' -v ./shardweave
