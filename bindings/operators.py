@@ -9,7 +9,7 @@ OPERATORS = [
     ("layer_norm", "LayerNorm", "aten::layer_norm", "sizes: sizes, weight: tensor?, bias: tensor?, eps: float",
      "the tensor, normalized over the last dimensions, which have these sizes"),
     ("cross_entropy", "CrossEntropy", "aten::cross_entropy_loss", "targets: tensor",
-     "the mean cross entropy of these scores, [.., classes], where the targets are the classes"),
+     "the mean cross entropy of these scores, [rows, classes], where the targets are the classes"),
     ("mse_loss", "MSELoss", "aten::mse_loss", "target: tensor", "the mean squared difference"),
     None,
     ("relu", "Relu", "aten::relu", "", "each element, or 0 where that is larger"),

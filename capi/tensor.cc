@@ -193,6 +193,12 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, const void* stream,
   return new_tensor(at::fromDLPackVersioned(managed, [keeper](void*) {}), "the tensor");
 }
 
+// Its memory has its numbers.
+void check_resolved(const at::Tensor& t, const char* argument) {
+  if (!t.is_conj() && !t.is_neg()) return;
+  fail_argument(argument, "is a lazy conjugate or negative; resolve it first");
+}
+
 DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle, const void* stream) {
   const at::Tensor& t = plain_with_values(handle, "tensor");
   check_stream(stream, device_of(t.device()), "stream");
@@ -201,8 +207,7 @@ DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle, const void* stream
         "tensor",
         "requires grad; what is written to its memory would not be seen: swv_tensor_detach it");
   }
-  if (t.is_conj() || t.is_neg())
-    fail_argument("tensor", "is a lazy conjugate or negative; resolve it first");
+  check_resolved(t, "tensor");
   // Who takes it has the address: an out= operator must not free the memory to make it smaller.
   t.storage().unsafeGetStorageImpl()->set_resizable(false);
   return at::toDLPackVersioned(t);
@@ -214,6 +219,7 @@ void write_buffer(const swv_tensor* handle, swv_buffer* out_buffer) {
     fail_argument("tensor",
                   str_cat("is not contiguous: strides [", absl::StrJoin(t.strides(), ", "), "]"));
   }
+  check_resolved(t, "tensor");
   swv_buffer result = SWV_BUFFER_INIT;
   result.data = t.mutable_data_ptr();
   result.count = t.numel();

@@ -98,11 +98,11 @@ class CapturedStep::Gradients {
 
 struct CapturedStep::State {
   State(MeshPtr mesh_in, std::shared_ptr<MeshContext> context_in, c10::Device device_in,
-        const std::vector<at::Tensor>& parameters)
+        uint64_t number_in, const std::vector<at::Tensor>& parameters)
       : mesh(std::move(mesh_in)),
         context(std::move(context_in)),
         device(device_in),
-        number(++context->captures),
+        number(number_in),
         gradients(parameters),
         capture(*context, device),
         watched(at::zeros({1}, at::TensorOptions(at::kInt).device(device))) {}
@@ -201,6 +201,8 @@ CapturedStep CapturedStep::capture(const MeshPtr& mesh, const std::vector<at::Te
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   check_not_capturing(*context);
   Agreement agreement(*context, {.name = kCapture, .where = where});
+  // First of all, so that ranks that fail here count as those that do not.
+  const uint64_t number = ++context->captures;
   std::optional<c10::Device> device;
   if (has_cuda()) device = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
   check(parameters, device);
@@ -213,7 +215,7 @@ CapturedStep CapturedStep::capture(const MeshPtr& mesh, const std::vector<at::Te
   absl::StatusOr<std::unique_ptr<CudaGraph>> graph = CudaGraph::create();
   if (!graph.ok()) throw Error(kCapture, graph.status());
 
-  auto state = std::make_unique<State>(mesh, context, *device, parameters);
+  auto state = std::make_unique<State>(mesh, context, *device, number, parameters);
   state->graph = *std::move(graph);
   if (has_random_kernels()) load_random_kernels(device->index()).IgnoreError();
   context->before_host_reads();

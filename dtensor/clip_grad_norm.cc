@@ -216,7 +216,8 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     throw Error(kClipGradNorm,
                 absl::OutOfRangeError(absl::StrCat("the norm of the gradients is ", norm)));
   }
-  if (const double factor = max_norm / (norm + 1e-6); factor < 1) {
+  // Not of a number: nobody goes on with the gradients then, as with LibTorch's.
+  if (const double factor = max_norm / (norm + 1e-6); !(factor >= 1)) {
     // One that two parameters have is scaled once.
     grads = unique_parameters(grads);
     const auto is_partial = [](const at::Tensor& grad) {

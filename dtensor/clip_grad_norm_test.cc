@@ -65,6 +65,13 @@ TEST(ClipGradNormTest, ALargestNormThatIsNoneIsAnErrorBeforeAnythingChanges) {
   EXPECT_TRUE(at::equal(w.grad(), at::zeros({2})));
 }
 
+TEST(ClipGradNormTest, WithoutANumberForTheNormNoGradientStaysAsItWas) {
+  const at::Tensor bad = with_gradient(at::zeros({2}), at::full({2}, std::nan("")));
+  const at::Tensor large = with_gradient(at::zeros({2}), at::full({2}, 1e8));
+  EXPECT_TRUE(std::isnan(clip_grad_norm({bad, large}, 1.0)));
+  EXPECT_TRUE(at::all(at::isnan(large.grad())).item<bool>());
+}
+
 // What was made in inference mode has no version that could be told: not even that of an ordinary
 // tensor's part, once that mode is over.
 TEST(ClipGradNormTest, OfGradientsThatWereMadeInInferenceMode) {

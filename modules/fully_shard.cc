@@ -324,6 +324,7 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
       unit.layouts = flat_row_layouts(unit.used, mesh->mesh(), mesh_dim);
     }
     uint64_t sum = checksum(options.reshard_after_forward, unit.module);
+    sum = checksum(sum, str_cat("source ", options.distribute.source.value_or(-1)));
     sum = checksum(
         sum, str_cat(divided, options.equal_segments ? " equal" : "",
                      compute_device.has_value() ? c10::DeviceTypeName(compute_device->type(), true)

@@ -74,6 +74,7 @@ void Capture::prepare() {
         "the mesh has another seed than when the step was captured: capture it again"));
   }
   const c10::AutoGradMode no_grad(false);
+  for (const std::function<void()>& check : checks_) check();
   for (const std::function<void()>& action : actions_) action();
   if (draws_ == 0) return;
   offset_.fill_(static_cast<int64_t>(context_.random.offset - random_.offset));

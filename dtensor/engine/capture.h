@@ -46,7 +46,11 @@ class Capture {
   at::Tensor number(at::ScalarType dtype);
   // Called before each replay, in the order given; what it puts on the current stream comes before the
   // step.
-  void before_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
+  // Before each replay `action` runs, after the `check`s of all: one that throws leaves all as it was.
+  void before_replay(std::function<void()> action, std::function<void()> check = {}) {
+    if (check) checks_.push_back(std::move(check));
+    actions_.push_back(std::move(action));
+  }
   // A group whose collectives are in the step. It lives as long as the mesh.
   void uses(Communicator& group);
   // On the GPU: what a replay adds to the number of the stream that `state` draws from. Throws Error for
@@ -63,7 +67,7 @@ class Capture {
   MeshContext& context_;
   at::Tensor numbers_;  // of 8 bytes each
   int64_t given_ = 0;
-  std::vector<std::function<void()>> actions_;
+  std::vector<std::function<void()>> checks_, actions_;
   std::vector<Communicator*> groups_;
   PhiloxState random_;  // of the mesh when it was captured
   uint64_t draws_ = 0;

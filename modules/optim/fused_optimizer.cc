@@ -238,8 +238,9 @@ struct FusedOptimizer::Captured {
     lrs.emplace_back(std::move(lr), batch.lr);
   }
 
-  void before_replay() const {
-    std::map<const void*, float> counts;  // of what is shown
+  // By the memory of what is shown.
+  std::map<const void*, float> counts() const {
+    std::map<const void*, float> counts;
     for (const auto& [step, there] : shown) {
       const float count = *step.const_data_ptr<float>();
       if (counts.emplace(there.const_data_ptr(), count).first->second == count) continue;
@@ -248,9 +249,14 @@ struct FusedOptimizer::Captured {
                       "parameters that had been stepped equally often when the step "
                       "was captured no longer are: capture it again"));
     }
+    return counts;
+  }
+
+  void before_replay() const {
+    std::map<const void*, float> to_show = counts();
     for (const at::Tensor& step : counted) *step.mutable_data_ptr<float>() += 1;
     for (const auto& [step, there] : shown) {
-      if (counts.erase(there.const_data_ptr()) == 0) continue;
+      if (to_show.erase(there.const_data_ptr()) == 0) continue;
       there.fill_(*step.const_data_ptr<float>());
     }
     for (const auto& [lr, there] : lrs) there.fill_(*lr);
@@ -380,7 +386,18 @@ FusedOptimizer::State& FusedOptimizer::made(State& state) const {
   const at::Tensor& parameter = parameters_[state.parameter];
   SpecRef spec = spec_of(parameter);
   if (state.step.defined()) {
-    if (lie_alike(spec, state.spec)) return state;
+    if (lie_alike(spec, state.spec)) {
+      if (parameter.sizes() == at::IntArrayRef(state.sizes) &&
+          parameter.scalar_type() == state.dtype)
+        return state;
+      throw Error(
+          kFusedOptimizer,
+          absl::FailedPreconditionError(str_cat(
+              "parameter ", state.parameter, " has shape [", absl::StrJoin(parameter.sizes(), ", "),
+              "] and dtype ", c10::toString(parameter.scalar_type()), ", its state was made for [",
+              absl::StrJoin(state.sizes, ", "), "] and ", c10::toString(state.dtype),
+              "; another parameter is another optimizer's")));
+    }
     throw Error(
         kFusedOptimizer,
         absl::FailedPreconditionError(str_cat(
@@ -405,6 +422,8 @@ FusedOptimizer::State& FusedOptimizer::made(State& state) const {
   }
   state.step = at::zeros({}, at::kFloat);
   state.spec = std::move(spec);
+  state.sizes.assign(parameter.sizes().begin(), parameter.sizes().end());
+  state.dtype = parameter.scalar_type();
   return state;
 }
 
@@ -557,7 +576,8 @@ void FusedOptimizer::step(std::source_location where) {
   for (const at::Tensor& parameter : written) part_written(parameter, kFusedOptimizer);
   if (capture == nullptr) return;
   captured.parameters = std::move(written);
-  capture->before_replay([captured = std::move(captured)] { captured.before_replay(); });
+  const auto shared = std::make_shared<const Captured>(std::move(captured));
+  capture->before_replay([shared] { shared->before_replay(); }, [shared] { shared->counts(); });
 }
 
 void FusedOptimizer::zero_grad() const {

@@ -118,9 +118,11 @@ class FusedOptimizer {
   struct State {
     size_t parameter;  // where it was given first
     size_t group;
-    SpecRef spec = {};      // that it had when the tensors were made; null: it was plain
-    at::Tensor step = {};   // a number; undefined: nothing is made yet
-    at::Tensor first = {};  // as slots() names them
+    SpecRef spec = {};                // that it had when the tensors were made; null: it was plain,
+    std::vector<int64_t> sizes = {};  // and these sizes,
+    at::ScalarType dtype = at::kFloat;  // and this dtype
+    at::Tensor step = {};               // a number; undefined: nothing is made yet
+    at::Tensor first = {};              // as slots() names them
     at::Tensor second = {};
     at::Tensor largest = {};
     bool step_set = false;

@@ -446,6 +446,36 @@ TEST(FusedOptimizerTest, AParameterThatIsDistributedAfterItsStateWasMadeIsRefuse
   });
 }
 
+// The kernels would write past the end of its state.
+TEST(FusedOptimizerTest, AParameterThatHasAnotherShapeOrDtypeThanItsStateIsRefused) {
+  for (const at::Tensor& now :
+       {at::ones({1 << 16}), at::ones({2}), at::ones({4}).to(at::kDouble)}) {
+    at::Tensor other = at::ones({3}).requires_grad_();
+    at::Tensor w = at::ones({4}).requires_grad_();
+    FusedOptimizer optimizer({other, w}, AdamWOptions{});
+    const auto step = [&] {
+      other.mutable_grad() = at::ones_like(other);
+      w.mutable_grad() = at::ones_like(w);
+      optimizer.step();
+    };
+    step();
+    const at::Tensor before = other.detach().clone();
+    w.mutable_grad().reset();
+    w.set_data(now);
+    try {
+      step();
+      ADD_FAILURE() << "stepped with another parameter's state";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_NE(std::string(error.what_without_backtrace()).find("parameter 1 has shape ["),
+                std::string::npos)
+          << error.what_without_backtrace();
+    }
+    EXPECT_TRUE(at::equal(other, before));
+    EXPECT_EQ(optimizer.state(0, "step").item<double>(), 1);
+  }
+}
+
 // Gradients that the kernels would read past, or read as something else.
 TEST(FusedOptimizerTest, RefusesGradientsThatDoNotFit) {
   const auto refused = [](const at::Tensor& w, const at::Tensor& grad, const std::string& part) {

@@ -2,11 +2,11 @@
 //
 //   auto signals = StopSignals::create().value();       // in main(): SIGTERM, SIGUSR1
 //   GracefulStop stop(world.comm(), signals.get());     // on each rank
-//   for (;; ++step) {
-//     train(step);
+//   for (;;) {
+//     train(step++);
 //     if (*stop.step_done()) break;                     // on all ranks at the same step
 //   }
-//   save(step);
+//   save(step);                                         // so many are done
 //
 // Slurm sends SIGTERM before it takes a job's nodes away (preemption, scancel), and what --signal=USR1@120
 // asks for two minutes before its time is over; batch systems and Kubernetes do alike. The signal comes to

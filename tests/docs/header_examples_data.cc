@@ -94,11 +94,11 @@ void graceful_stop(World& world) {
   int64_t step = 0;
   auto signals = StopSignals::create().value();
   GracefulStop stop(world.comm(), signals.get());
-  for (;; ++step) {
-    train(step);
+  for (;;) {
+    train(step++);
     if (*stop.step_done()) break;
   }
-  save(step);
+  save(step);  // so many are done
 }
 
 struct ModuleWithLoss : torch::nn::Module {

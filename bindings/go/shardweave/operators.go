@@ -126,7 +126,7 @@ func (t *Tensor) LayerNorm(sizes []int64, weight, bias *Tensor, eps float64) *Te
 	return t.call(&opLayerNorm, t, sizes, weight, bias, eps)
 }
 
-// CrossEntropy is the mean cross entropy of these scores, [.., classes], where the targets are the classes.
+// CrossEntropy is the mean cross entropy of these scores, [rows, classes], where the targets are the classes.
 func (t *Tensor) CrossEntropy(targets *Tensor) *Tensor {
 	return t.call(&opCrossEntropy, t, targets)
 }

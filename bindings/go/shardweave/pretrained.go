@@ -61,7 +61,7 @@ type LoadedPretrained struct {
 //	config, err := sw.ReadPretrainedConfig("llama")
 //	model, err := w.ModuleByKind("llama", config)
 //	plan, err := mesh.ZooPlan("llama", config, "")
-//	err = model.Distribute(mesh, plan, sw.SameEverywhere)
+//	err = model.Distribute(mesh, plan, sw.FromRank(0))
 //	loaded, err := model.LoadPretrained("llama", mesh)
 //	err = model.SavePretrained("tuned", config, mesh, sw.WithSavedDType(sw.BF16))
 //

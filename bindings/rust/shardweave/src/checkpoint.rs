@@ -255,7 +255,8 @@ impl Checkpointer {
     }
 
     /// The newest checkpoint of the directory, in place; [`Code::NotFound`](crate::Code::NotFound) if
-    /// it has none, which a run that begins or goes on takes for step 0. Collective.
+    /// it has none, or if a file of it is gone: a run that begins or goes on asks [`find_checkpoint`]
+    /// first, whose `NotFound` is step 0. Collective.
     pub fn load(&mut self, state: &State) -> Result<Loaded> {
         self.load_with(state, &LoadOptions::new()).of("Checkpointer::load")
     }

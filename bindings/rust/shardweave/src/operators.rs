@@ -17,7 +17,7 @@ impl Tensor {
         embedding(indices: &Tensor) -> Tensor = "aten::embedding";
         /// The tensor, normalized over the last dimensions, which have these sizes.
         layer_norm(sizes: &[i64], weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Tensor = "aten::layer_norm";
-        /// The mean cross entropy of these scores, [.., classes], where the targets are the classes.
+        /// The mean cross entropy of these scores, [rows, classes], where the targets are the classes.
         cross_entropy(targets: &Tensor) -> Tensor = "aten::cross_entropy_loss";
         /// The mean squared difference.
         mse_loss(target: &Tensor) -> Tensor = "aten::mse_loss";
