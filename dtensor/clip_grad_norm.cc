@@ -216,7 +216,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     throw Error(kClipGradNorm,
                 absl::OutOfRangeError(absl::StrCat("the norm of the gradients is ", norm)));
   }
-  // Not of a number: nobody goes on with the gradients then, as with LibTorch's.
+  // A factor that is no number, too: all gradients then are none, as with LibTorch.
   if (const double factor = max_norm / (norm + 1e-6); !(factor >= 1)) {
     // One that two parameters have is scaled once.
     grads = unique_parameters(grads);

@@ -44,9 +44,8 @@ class Capture {
   // On the GPU, for what is written before a replay. It is none of the graph's memory, which the step
   // itself may have used for something else before it reads this. Throws Error when all are given.
   at::Tensor number(at::ScalarType dtype);
-  // Called before each replay, in the order given; what it puts on the current stream comes before the
-  // step.
-  // Before each replay `action` runs, after the `check`s of all: one that throws leaves all as it was.
+  // `action` is called before each replay, in the order given, after the `check`s of all, of which one
+  // that throws leaves everything as it was. What it puts on the current stream comes before the step.
   void before_replay(std::function<void()> action, std::function<void()> check = {}) {
     if (check) checks_.push_back(std::move(check));
     actions_.push_back(std::move(action));

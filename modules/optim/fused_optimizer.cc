@@ -378,6 +378,17 @@ std::vector<FusedOptimizer::Slot> FusedOptimizer::slots(const State& state) cons
   return slots(groups_[state.group], parameters_[state.parameter].dim());
 }
 
+bool FusedOptimizer::has_slots(const State& state) const {
+  const std::vector<Slot> all = slots(state);
+  return std::any_of(all.begin(), all.end(), [](const Slot& slot) { return slot.used; });
+}
+
+at::ScalarType FusedOptimizer::state_dtype(const State& state, at::ScalarType parameter) const {
+  // Means of many steps, of which one in 8 bits more would be lost.
+  const bool is_adafactor = std::holds_alternative<AdafactorOptions>(groups_[state.group]);
+  return is_adafactor && parameter != at::kDouble ? at::kFloat : parameter;
+}
+
 double FusedOptimizer::State::steps() const {
   return *step.const_data_ptr<float>();
 }
@@ -387,14 +398,14 @@ FusedOptimizer::State& FusedOptimizer::made(State& state) const {
   SpecRef spec = spec_of(parameter);
   if (state.step.defined()) {
     if (lie_alike(spec, state.spec)) {
-      if (parameter.sizes() == at::IntArrayRef(state.sizes) &&
-          parameter.scalar_type() == state.dtype)
-        return state;
+      const bool fits = parameter.sizes() == at::IntArrayRef(state.sizes) &&
+                        state_dtype(state, parameter.scalar_type()) == state.dtype;
+      if (fits || !has_slots(state)) return state;
       throw Error(
           kFusedOptimizer,
           absl::FailedPreconditionError(str_cat(
               "parameter ", state.parameter, " has shape [", absl::StrJoin(parameter.sizes(), ", "),
-              "] and dtype ", c10::toString(parameter.scalar_type()), ", its state was made for [",
+              "] and dtype ", c10::toString(parameter.scalar_type()), ", its state is of [",
               absl::StrJoin(state.sizes, ", "), "] and ", c10::toString(state.dtype),
               "; another parameter is another optimizer's")));
     }
@@ -406,10 +417,8 @@ FusedOptimizer::State& FusedOptimizer::made(State& state) const {
             "their state is read or set")));
   }
   const at::Tensor part = part_to_read(parameter, kFusedOptimizer);
-  at::TensorOptions options = part.options().requires_grad(std::nullopt);
-  // Means of many steps, of which one in 8 bits more would be lost.
-  const bool is_adafactor = std::holds_alternative<AdafactorOptions>(groups_[state.group]);
-  if (is_adafactor && part.scalar_type() != at::kDouble) options = options.dtype(at::kFloat);
+  state.dtype = state_dtype(state, part.scalar_type());
+  const at::TensorOptions options = part.options().requires_grad(std::nullopt).dtype(state.dtype);
   for (const Slot& slot : slots(state)) {
     if (!slot.used) continue;
     Dims sizes(part.sizes().begin(), part.sizes().end());
@@ -423,7 +432,6 @@ FusedOptimizer::State& FusedOptimizer::made(State& state) const {
   state.step = at::zeros({}, at::kFloat);
   state.spec = std::move(spec);
   state.sizes.assign(parameter.sizes().begin(), parameter.sizes().end());
-  state.dtype = parameter.scalar_type();
   return state;
 }
 

@@ -120,7 +120,7 @@ class FusedOptimizer {
     size_t group;
     SpecRef spec = {};                // that it had when the tensors were made; null: it was plain,
     std::vector<int64_t> sizes = {};  // and these sizes,
-    at::ScalarType dtype = at::kFloat;  // and this dtype
+    at::ScalarType dtype = at::kFloat;  // and of what was made
     at::Tensor step = {};               // a number; undefined: nothing is made yet
     at::Tensor first = {};              // as slots() names them
     at::Tensor second = {};
@@ -144,6 +144,9 @@ class FusedOptimizer {
   static double lr_of(const Options& options);
   static std::vector<Slot> slots(const Options& options, int64_t ndim);
   std::vector<Slot> slots(const State& state) const;
+  bool has_slots(const State& state) const;  // that are used
+  // Of what is made for a parameter of this dtype.
+  at::ScalarType state_dtype(const State& state, at::ScalarType parameter) const;
 
   // Checks that it lies as the parameter does now.
   State& made(State& state) const;

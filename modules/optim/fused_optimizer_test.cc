@@ -474,6 +474,16 @@ TEST(FusedOptimizerTest, AParameterThatHasAnotherShapeOrDtypeThanItsStateIsRefus
     EXPECT_TRUE(at::equal(other, before));
     EXPECT_EQ(optimizer.state(0, "step").item<double>(), 1);
   }
+  // Without any there is nothing that could not fit.
+  at::Tensor w = at::ones({4}).requires_grad_();
+  FusedOptimizer optimizer({w}, SgdOptions{.lr = 1});
+  for (const at::Tensor& now : {at::ones({4}), at::ones({2}), at::ones({2}).to(at::kDouble)}) {
+    w.mutable_grad().reset();
+    w.set_data(now);
+    w.mutable_grad() = at::ones_like(w);
+    optimizer.step();
+    EXPECT_TRUE(at::equal(w, at::zeros_like(w)));
+  }
 }
 
 // Gradients that the kernels would read past, or read as something else.
