@@ -445,6 +445,51 @@ TEST(CapturedStepErrorTest, WhatTheStepThrowsOnOneRank) {
   EXPECT_THAT(std::string(results[0].message()), HasSubstr("one has refused")) << results[0];
 }
 
+// One rank refuses before it has begun, and all of them can capture after that.
+TEST(CapturedStepErrorTest, WhatOneRankRefusesIsNoCaptureOfTheOthers) {
+  const std::vector<absl::Status> results = try_on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
+    std::vector<at::Tensor> parameters;
+    if (mesh->rank().value == 0) parameters = {at::ones({2})};  // on the host
+    EXPECT_THROW(CapturedStep::capture(mesh, parameters, [] {}), Error);
+    const at::Tensor x = distribute_tensor(at::ones({4}).to(at::kCUDA), mesh, {Shard(0)});
+    at::Tensor sum;
+    CapturedStep step =
+        CapturedStep::capture(mesh, {}, [&] { sum = redistribute(x.sum(), {Replicate()}); });
+    step.replay();
+    EXPECT_EQ(host(sum).item<float>(), 4);
+  });
+  for (const absl::Status& result : results) EXPECT_TRUE(result.ok()) << result;
+}
+
+TEST(CapturedStepErrorTest, AReplayThatIsRefusedCountsNoStep) {
+  const std::vector<absl::Status> results = try_on_gpus({{"dp", 1}}, [](const MeshPtr& mesh) {
+    std::vector<at::Tensor> p;
+    for (int i = 0; i < 3; ++i) {
+      p.push_back(distribute_tensor(at::ones({4}).to(at::kCUDA), mesh, {Replicate()}));
+      p[i].requires_grad_();
+      p[i].mutable_grad() = p[i].detach().clone();
+    }
+    FusedOptimizer first({p[0]}, AdamWOptions{}), second({p[1], p[2]}, AdamWOptions{});
+    const auto steps = [&] {
+      first.step();
+      second.step();
+    };
+    steps();
+    CapturedStep step = CapturedStep::capture(mesh, p, steps);
+    const double before = first.state(0, "step").item<double>();
+    second.set_state(0, "step", at::scalar_tensor(7.0f));
+    try {
+      step.replay();
+      ADD_FAILURE() << "replayed";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(error.what(), HasSubstr("no longer are: capture it again"));
+    }
+    EXPECT_EQ(first.state(0, "step").item<double>(), before);
+  });
+  for (const absl::Status& result : results) EXPECT_TRUE(result.ok()) << result;
+}
+
 TEST(CapturedStepErrorTest, ARankThatReplaysLess) {
   const std::vector<absl::Status> results = try_on_gpus({{"dp", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor x = distribute_tensor(at::ones({4}).to(at::kCUDA), mesh, {Shard(0)});

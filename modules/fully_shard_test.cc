@@ -838,6 +838,12 @@ TEST(FullyShardTest, BadInput) {
         fully_shard(*Net(), mesh, {.reshard_after_forward = mesh->coordinate()[0] == 0});
       },
       kInvalidArgument, "is not the same on ranks 0 and 1");
+  expect_error(
+      two,
+      [](const MeshPtr& mesh) {
+        fully_shard(*Net(), mesh, {.distribute = {.source = mesh->coordinate()[0]}});
+      },
+      kInvalidArgument, "is not the same on ranks 0 and 1");
 }
 
 // Two modules, of which the second cannot be cut: nothing is.
