@@ -36,6 +36,7 @@ struct swv_state : shardweave::capi::Handle<shardweave::capi::Kind::kState> {
   std::shared_ptr<shardweave::capi::HostState> state;
 };
 struct swv_checkpointer : shardweave::capi::Handle<shardweave::capi::Kind::kCheckpointer> {
+  shardweave::MeshPtr mesh;
   std::unique_ptr<shardweave::Checkpointer> checkpointer;
 };
 struct swv_safetensors : shardweave::capi::Handle<shardweave::capi::Kind::kSafetensors> {
@@ -44,6 +45,8 @@ struct swv_safetensors : shardweave::capi::Handle<shardweave::capi::Kind::kSafet
 
 namespace shardweave::capi {
 namespace {
+
+constexpr char kLoad[] = "load_checkpoint";
 
 HostState& state_of(const swv_state* state) {
   return *in(state, "state").state;
@@ -125,9 +128,12 @@ std::string to_json(const LoadedCheckpoint& loaded) {
 
 // The text is made first: what was loaded is there whether there is memory for it or not.
 template <typename Load>
-void load(const Load& how, int64_t* out_step, swv_string** out_json) {
+void load(const MeshPtr& mesh, const swv_state* state, const swv_load_options* options,
+          const Load& from, int64_t* out_step, swv_string** out_json) {
   const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-  const LoadedCheckpoint loaded = how();
+  const auto [to, how] = read_together(
+      mesh, kLoad, [&] { return std::pair(&state_of(state), load_options(options)); });
+  const LoadedCheckpoint loaded = from(to->dict, how);
   Owned<swv_string> json(out_json == nullptr ? nullptr : new_string(to_json(loaded)));
   if (out_json != nullptr) *out_json = json.release();
   if (out_step != nullptr) *out_step = loaded.step;
@@ -242,8 +248,10 @@ swv_status* swv_checkpointer_create(const swv_mesh* mesh, const char* directory,
                                     const swv_checkpointer_options* options,
                                     swv_checkpointer** out_checkpointer) {
   return guarded(__func__, out_checkpointer, "out_checkpointer", [&] {
-    return make<swv_checkpointer>(std::make_unique<shardweave::Checkpointer>(
-        given_text(directory, "directory"), in(mesh, "mesh").mesh, checkpoint_options(options)));
+    const shardweave::MeshPtr& on = in(mesh, "mesh").mesh;
+    return make<swv_checkpointer>(
+        on, std::make_unique<shardweave::Checkpointer>(given_text(directory, "directory"), on,
+                                                       checkpoint_options(options)));
   });
 }
 
@@ -278,9 +286,9 @@ swv_status* swv_checkpointer_load(swv_checkpointer* checkpointer, swv_state* sta
                                   swv_string** out_json) {
   return guarded(__func__, [&] {
     shardweave::Checkpointer& its = *in(checkpointer, "checkpointer").checkpointer;
-    HostState& to = state_of(state);
-    const shardweave::LoadOptions how = load_options(options);
-    load([&] { return its.load(to.dict, how, kHost); }, out_step, out_json);
+    load(
+        in(checkpointer, "checkpointer").mesh, state, options,
+        [&](auto& to, const auto& how) { return its.load(to, how, kHost); }, out_step, out_json);
   });
 }
 
@@ -288,12 +296,14 @@ swv_status* swv_state_load(swv_state* state, const char* path, const swv_mesh* m
                            const swv_load_options* options, int64_t* out_step,
                            swv_string** out_json) {
   return guarded(__func__, [&] {
-    HostState& to = state_of(state);
-    const std::string from = given_text(path, "path");
     const shardweave::MeshPtr& on = in(mesh, "mesh").mesh;
-    const shardweave::LoadOptions how = load_options(options);
-    load([&] { return shardweave::load_checkpoint(from, to.dict, on, how, kHost); }, out_step,
-         out_json);
+    const std::string from = read_together(on, kLoad, [&] { return given_text(path, "path"); });
+    load(
+        on, state, options,
+        [&](auto& to, const auto& how) {
+          return shardweave::load_checkpoint(from, to, on, how, kHost);
+        },
+        out_step, out_json);
   });
 }
 

@@ -1,6 +1,7 @@
 // Token files, and the loader of batches of them.
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "shardweave/capi/checkpoint.h"
@@ -64,43 +65,57 @@ void read_tokens(const swv_token_file* file, int64_t begin, int64_t* tokens, siz
   check(of.read(begin, absl::MakeSpan(tokens, num_tokens)));
 }
 
-swv_loader* new_loader(const swv_token_file* const* given, size_t num_files,
-                       const swv_loader_options* given_options) {
+std::vector<TokenFile> token_files(const swv_token_file* const* given, size_t num_files) {
   std::vector<TokenFile> files;
   for_each(span(given, num_files, "files"), "files",
            [&](const swv_token_file* file) { files.push_back(in(file, "files").file); });
-  const swv_loader_options o =
-      options<swv_loader_options>(given_options, SWV_LOADER_OPTIONS_INIT, "options");
+  return files;
+}
+
+TokenLoaderOptions loader_options(const swv_loader_options& o) {
   check_reserved(o.reserved, "options.reserved");
-  const TokenLoaderOptions loader{.seq = o.seq,
-                                  .batch = o.batch,
-                                  .seed = o.seed,
-                                  .shuffle = !flag(o.in_order, "options.in_order"),
-                                  .epochs = o.epochs,
-                                  .drop_last = flag(o.drop_last, "options.drop_last"),
-                                  .prefetch = o.prefetch};
-  if (o.mesh == nullptr) {
-    if (o.layout != nullptr) fail_argument("options.layout", "is not NULL, but there is no mesh");
-    return make<swv_loader>(std::make_shared<TokenLoader>(
-        files, loader, BatchPart{.index = o.part, .count = o.num_parts}));
-  }
+  return {.seq = o.seq,
+          .batch = o.batch,
+          .seed = o.seed,
+          .shuffle = !flag(o.in_order, "options.in_order"),
+          .epochs = o.epochs,
+          .drop_last = flag(o.drop_last, "options.drop_last"),
+          .prefetch = o.prefetch};
+}
+
+Placements loader_placements(const swv_loader_options& o, const DeviceMesh& mesh) {
   if (o.part != 0 || o.num_parts != 1) {
     fail_argument("options.part",
                   str_cat("is ", o.part, " of ", o.num_parts, "; with a mesh the layout says it"));
   }
-  const MeshPtr& mesh = in(o.mesh, "options.mesh").mesh;
-  Placements placements(static_cast<size_t>(mesh->mesh().ndim()));
-  if (o.layout != nullptr) {
-    const Layout& layout = in(o.layout, "options.layout").layout;
-    if (!layout.default_order()) {
-      fail(absl::StatusCode::kUnimplemented,
-           str_cat("argument 'options.layout' is ", layout.to_string(),
-                   ": batches are cut in the mesh's order"));
-    }
-    placements = layout.placements();
+  if (o.layout == nullptr) return Placements(static_cast<size_t>(mesh.ndim()));
+  const Layout& layout = in(o.layout, "options.layout").layout;
+  if (!layout.default_order()) {
+    fail(absl::StatusCode::kUnimplemented,
+         str_cat("argument 'options.layout' is ", layout.to_string(),
+                 ": batches are cut in the mesh's order"));
   }
+  return layout.placements();
+}
+
+swv_loader* new_loader(const swv_token_file* const* given, size_t num_files,
+                       const swv_loader_options* given_options) {
+  const swv_loader_options o =
+      options<swv_loader_options>(given_options, SWV_LOADER_OPTIONS_INIT, "options");
+  if (o.mesh == nullptr) {
+    const std::vector<TokenFile> files = token_files(given, num_files);
+    const TokenLoaderOptions how = loader_options(o);
+    if (o.layout != nullptr) fail_argument("options.layout", "is not NULL, but there is no mesh");
+    return make<swv_loader>(std::make_shared<TokenLoader>(
+        files, how, BatchPart{.index = o.part, .count = o.num_parts}));
+  }
+  const MeshPtr& mesh = in(o.mesh, "options.mesh").mesh;
   const CallMode mode(SWV_MODE_GRAD, "mode");
-  return make<swv_loader>(std::make_shared<TokenLoader>(files, loader, mesh, placements, kHost));
+  const auto [files, how, placements] = read_together(mesh, "TokenLoader", [&] {
+    return std::tuple(token_files(given, num_files), loader_options(o),
+                      loader_placements(o, mesh->mesh()));
+  });
+  return make<swv_loader>(std::make_shared<TokenLoader>(files, how, mesh, placements, kHost));
 }
 
 const std::shared_ptr<TokenLoader>& loader_of(const swv_loader* loader) {

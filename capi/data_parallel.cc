@@ -28,37 +28,56 @@ DistributeOptions from_source(int32_t source) {
   return distribute_options(&distribute);
 }
 
-swv_grad_sync* new_data_parallel(const swv_module* module, const swv_mesh* mesh,
-                                 const swv_data_parallel_options* given) {
+void make_data_parallel(const swv_module* module, const swv_mesh* mesh,
+                        const swv_data_parallel_options* given, swv_grad_sync** out_sync) {
   // First what has a drop.
   const swv_data_parallel_options o = given == nullptr
                                           ? swv_data_parallel_options SWV_DATA_PARALLEL_OPTIONS_INIT
                                           : known_options<swv_data_parallel_options>(
                                                 *given, SWV_DATA_PARALLEL_OPTIONS_INIT, "options");
-  GivenGradSync how = grad_sync_options(o.sync, "options.sync");
-  if (given != nullptr) check_options(*given, o, "options");
-  check_reserved(o.reserved, "options.reserved");
-  torch::nn::Module& of = any_module(module);
-  const MeshPtr& on = in(mesh, "mesh").mesh;
-  const DataParallelOptions options = {.mesh_dim = dim_or_first(o.mesh_dim, "options.mesh_dim"),
-                                       .distribute = from_source(o.source),
-                                       .sync = how.options};
   const CallMode mode(SWV_MODE_GRAD, "mode");
+  torch::nn::Module* of = nullptr;
+  DataParallelOptions options;
+  const std::shared_ptr<PowerSgd> power_sgd = read_together(mesh, "distributed_data_parallel", [&] {
+    GivenGradSync how = grad_sync_options(o.sync, "options.sync");
+    out(out_sync, "out_sync");
+    if (given != nullptr) check_options(*given, o, "options");
+    check_reserved(o.reserved, "options.reserved");
+    of = &any_module(module);
+    options = {.mesh_dim = dim_or_first(o.mesh_dim, "options.mesh_dim"),
+               .distribute = from_source(o.source),
+               .sync = std::move(how.options)};
+    return std::move(how.power_sgd);
+  });
+  const MeshPtr& on = in(mesh, "mesh").mesh;
   auto state = std::make_shared<GradSyncState>(
-      [&] { return distributed_data_parallel(of, on, options, kHost); }, how.power_sgd);
+      [&] { return distributed_data_parallel(*of, on, options, kHost); }, power_sgd);
   name_mesh(in(module, "module"), on);
-  return make<swv_grad_sync>(std::move(state));
+  *out_sync = make<swv_grad_sync>(std::move(state));
 }
 
 void transform(const swv_module* module, const swv_mesh* mesh, const char* mesh_dim,
                int32_t source) {
-  torch::nn::Module& of = any_module(module);
   const MeshPtr& on = in(mesh, "mesh").mesh;
-  const DataParallelOptions options = {.mesh_dim = dim_or_first(mesh_dim, "mesh_dim"),
-                                       .distribute = from_source(source)};
   const CallMode mode(SWV_MODE_GRAD, "mode");
-  pre_dp_module_transform(of, on, options, kHost);
+  const auto [of, options] = read_together(on, "pre_dp_module_transform", [&] {
+    return std::pair(&any_module(module),
+                     DataParallelOptions{.mesh_dim = dim_or_first(mesh_dim, "mesh_dim"),
+                                         .distribute = from_source(source)});
+  });
+  pre_dp_module_transform(*of, on, options, kHost);
   name_mesh(in(module, "module"), on);
+}
+
+// Of functions that take a module, a mesh and the name of a dimension.
+template <typename Call>
+void with_dim(const swv_module* module, const swv_mesh* mesh, const char* mesh_dim,
+              const char* name, const Call& call) {
+  const MeshPtr& on = in(mesh, "mesh").mesh;
+  const CallMode mode(SWV_MODE_GRAD, "mode");
+  const auto [of, along] = read_together(
+      on, name, [&] { return std::pair(&any_module(module), dim_or_first(mesh_dim, "mesh_dim")); });
+  call(*of, on, along);
 }
 
 void join_batch(const swv_mesh* mesh, const char* const* mesh_dims, size_t num_mesh_dims,
@@ -88,8 +107,7 @@ using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
 swv_status* swv_module_distributed_data_parallel(swv_module* module, const swv_mesh* mesh,
                                                  const swv_data_parallel_options* options,
                                                  swv_grad_sync** out_sync) {
-  return guarded(__func__, out_sync, "out_sync",
-                 [&] { return new_data_parallel(module, mesh, options); });
+  return guarded(__func__, [&] { make_data_parallel(module, mesh, options, out_sync); });
 }
 
 swv_status* swv_module_pre_dp_transform(swv_module* module, const swv_mesh* mesh,
@@ -100,16 +118,20 @@ swv_status* swv_module_pre_dp_transform(swv_module* module, const swv_mesh* mesh
 swv_status* swv_module_broadcast_buffers(swv_module* module, const swv_mesh* mesh,
                                          const char* mesh_dim) {
   return guarded(__func__, [&] {
-    shardweave::broadcast_buffers(any_module(module), in(mesh, "mesh").mesh,
-                                  dim_or_first(mesh_dim, "mesh_dim"), kHost);
+    with_dim(module, mesh, mesh_dim, "broadcast_buffers",
+             [](auto& of, const shardweave::MeshPtr& on, const std::string& along) {
+               shardweave::broadcast_buffers(of, on, along, kHost);
+             });
   });
 }
 
 swv_status* swv_module_enable_2d_with_fsdp(swv_module* module, const swv_mesh* mesh,
                                            const char* mesh_dim) {
   return guarded(__func__, [&] {
-    shardweave::enable_2d_with_fsdp(any_module(module), in(mesh, "mesh").mesh,
-                                    dim_or_first(mesh_dim, "mesh_dim"), kHost);
+    with_dim(module, mesh, mesh_dim, "enable_2d_with_fsdp",
+             [](auto& of, const shardweave::MeshPtr& on, const std::string& along) {
+               shardweave::enable_2d_with_fsdp(of, on, along, kHost);
+             });
   });
 }
 

@@ -54,11 +54,12 @@ FullyShardOptions fully_shard_options(const swv_fully_shard_options* given) {
 
 void shard(const swv_module* module, const swv_mesh* mesh, const swv_fully_shard_options* given,
            swv_string** out_text, swv_string** out_json) {
-  torch::nn::Module& of = any_module(module);
   const MeshPtr& on = in(mesh, "mesh").mesh;
-  const FullyShardOptions how = fully_shard_options(given);
   const CallMode mode(SWV_MODE_GRAD, "mode");
-  const std::vector<FullyShardUnit> units = shardweave::fully_shard(of, on, how, kHost);
+  const auto [of, how] = read_together(on, "fully_shard", [&] {
+    return std::pair(&any_module(module), fully_shard_options(given));
+  });
+  const std::vector<FullyShardUnit> units = shardweave::fully_shard(*of, on, how, kHost);
   name_mesh(in(module, "module"), on);
   Owned<swv_string> table(out_text == nullptr ? nullptr : new_string(to_string(units)));
   Owned<swv_string> json(out_json == nullptr ? nullptr : new_string(to_json(units)));
@@ -84,6 +85,7 @@ swv_scope* full_params(const swv_module* module, swv_bool writeback, int32_t ran
     fail_argument("rank", str_cat("is ", rank, "; wanted -1, or a place along the dimension"));
   }
   if (rank >= 0) how.rank = rank;
+  const CallMode mode(SWV_MODE_NO_GRAD, "mode");
   return new_scope<FullParamsScope>(any_module(module), how).release();
 }
 
@@ -133,5 +135,8 @@ swv_status* swv_full_params_get(const swv_scope* scope, const char* fqn, swv_ten
 }
 
 swv_status* swv_full_params_end(swv_scope* scope) {
-  return guarded(__func__, [&] { params_of(scope).end(); });
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
+    params_of(scope).end();
+  });
 }

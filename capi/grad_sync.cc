@@ -102,10 +102,13 @@ std::shared_ptr<PowerSgd> power_sgd(const swv_power_sgd_options* given, const ch
       .seed = o.seed});
 }
 
-swv_grad_sync* new_grad_sync(const swv_module* module, const swv_grad_sync_options* given) {
-  GivenGradSync how = grad_sync_options(given, "options");
+void make_grad_sync(const swv_module* module, const swv_grad_sync_options* given,
+                    swv_grad_sync** out_sync) {
+  const GivenGradSync how = grad_sync_options(given, "options");  // first what has a drop
+  swv_grad_sync*& result = out(out_sync, "out_sync");
+  const CallMode mode(SWV_MODE_GRAD, "mode");
   const torch::nn::Module& of = any_module(module);
-  return make<swv_grad_sync>(
+  result = make<swv_grad_sync>(
       std::make_shared<GradSyncState>([&] { return GradSync(of, how.options); }, how.power_sgd));
 }
 
@@ -136,6 +139,7 @@ void write_state(const swv_grad_sync* sync, size_t index, swv_string** out_name,
 void set_states(const swv_grad_sync* sync, const char* const* names,
                 const swv_tensor* const* handles, size_t count) {
   PowerSgd& to = power_sgd_of(sync);
+  const CallMode mode(SWV_MODE_NO_GRAD, "mode");
   std::vector<std::string> texts;
   for_each(span(names, count, "names"), "names",
            [&](const char* name) { texts.emplace_back(text(name, "names")); });
@@ -198,7 +202,7 @@ using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
 
 swv_status* swv_grad_sync_create(swv_module* module, const swv_grad_sync_options* options,
                                  swv_grad_sync** out_sync) {
-  return guarded(__func__, out_sync, "out_sync", [&] { return new_grad_sync(module, options); });
+  return guarded(__func__, [&] { make_grad_sync(module, options, out_sync); });
 }
 
 void swv_grad_sync_free(swv_grad_sync* sync) {
@@ -211,7 +215,10 @@ swv_status* swv_grad_sync_no_sync(swv_grad_sync* sync, swv_scope** out_scope) {
 }
 
 swv_status* swv_grad_sync_discard(swv_grad_sync* sync) {
-  return guarded(__func__, [&] { sync_of(sync).sync.discard(); });
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
+    sync_of(sync).sync.discard();
+  });
 }
 
 swv_status* swv_grad_sync_counts(const swv_grad_sync* sync, int64_t* out_buckets,

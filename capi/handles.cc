@@ -7,6 +7,8 @@
 #include "shardweave/capi/deferred.h"
 #include "shardweave/capi/threads.h"
 #include "shardweave/comm/log.h"
+#include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
 
 namespace shardweave::capi {
 namespace {
@@ -179,6 +181,21 @@ void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors) {
     throw;
   }
   for (size_t i = 0; i < handles.size(); ++i) out_tensors[i] = handles[i];
+}
+
+void refuse_together(const MeshPtr& mesh, const char* call) {
+  using dtensor_internal::Agreement, dtensor_internal::MeshContext;
+  const Agreement never_reached(*MeshContext::of(mesh), {.name = call, .where = kHost});
+}
+
+void refuse_together(const swv_mesh* mesh, const char* call) {
+  MeshPtr on;
+  try {
+    on = in(mesh, "mesh").mesh;
+  } catch (const Failure&) {
+    return;
+  }
+  refuse_together(on, call);
 }
 
 [[gnu::hot]] CallMode::CallMode(swv_grad_mode mode, const char* argument) {

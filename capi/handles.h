@@ -93,6 +93,24 @@ class CallMode {
 // Where the host's code called from is not known here (swv_mesh_enter_source says it).
 constexpr std::source_location kHost = dtensor_internal::kNoSource;
 
+// --- calls of all ranks ---------------------------------------------------------------------------
+
+// Tells the other ranks, which are in `call` or will be, that this one makes it not. Waits for them.
+// Where the handle is of no mesh there are no others.
+void refuse_together(const MeshPtr& mesh, const char* call);
+void refuse_together(const swv_mesh* mesh, const char* call);
+// What read() makes of the arguments of `call`, the C++ function that all ranks of the mesh enter
+// together: what this rank refuses there ends the call on all of them.
+template <typename Mesh, typename Read>
+auto read_together(const Mesh& mesh, const char* call, const Read& read) {
+  try {
+    return read();
+  } catch (...) {
+    refuse_together(mesh, call);
+    throw;
+  }
+}
+
 // --- layouts -------------------------------------------------------------------------------------
 
 // One placement per mesh dimension; in the order of the mesh. NULL is all replicated, where

@@ -15,9 +15,7 @@ std::shared_ptr<HostModule> HostModule::load(const std::string& path) {
   auto made = std::make_shared<HostModule>();
   torch::jit::Module script = torch::jit::load(path);
   for (const auto& p : script.named_parameters()) {
-    const bool frozen = !p.value.requires_grad();
-    made->add_tensor(p.name, p.value, Slot::kParameter);
-    if (frozen) p.value.set_requires_grad(false);
+    made->add_tensor(p.name, p.value, Slot::kParameter, p.value.requires_grad());
   }
   for (const auto& b : script.named_buffers()) made->add_tensor(b.name, b.value, Slot::kBuffer);
   made->attach(script);
@@ -146,16 +144,23 @@ void HostModule::check_free(std::string_view fqn) const {
   if (module != nullptr) fail_exists(fqn);  // a module has this name
 }
 
-void HostModule::add_tensor(std::string_view fqn, const at::Tensor& tensor, Slot slot) {
+void HostModule::add_tensor(std::string_view fqn, const at::Tensor& tensor, Slot slot,
+                            bool requires_grad) {
   check_free(fqn);
-  if (slot == Slot::kParameter &&
-      (!tensor.is_leaf() || !(tensor.is_floating_point() || tensor.is_complex()))) {
-    fail_argument("tensor", tensor.is_leaf() ? "has integers; a parameter requires grad"
-                                             : "is no leaf: it is the result of an operator");
+  if (slot == Slot::kParameter) {
+    const auto refuse = [](const char* why) { fail_argument("tensor", why); };
+    if (!tensor.is_leaf()) refuse("is no leaf: it is the result of an operator");
+    if (requires_grad && !tensor.is_floating_point() && !tensor.is_complex()) {
+      refuse("has integers; a parameter requires grad");
+    }
+    if (requires_grad && tensor.is_inference()) {
+      refuse("is a result of SWV_MODE_INFERENCE; a parameter requires grad");
+    }
   }
   const auto [place, name] = place_for(fqn);
-  at::Tensor there = slot == Slot::kParameter ? place->register_parameter(name, tensor)
-                                              : place->register_buffer(name, tensor);
+  at::Tensor there = slot == Slot::kParameter
+                         ? place->register_parameter(name, tensor, requires_grad)
+                         : place->register_buffer(name, tensor);
   if (!is_dtensor(there) && dtensor_internal::is_deferred(there)) {
     dtensor_internal::name_deferred(there, fqn);  // errors call it so
   }

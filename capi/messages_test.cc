@@ -188,7 +188,16 @@ TEST_F(MessagesTest, Modules) {
   says(distribute(over, "{\"parameter\": {}}"), "over the same memory");
   swv_module* done = module({{"a", sharded_}});
   says(distribute(done, "{\"parameter\": {}}"), "DTensor already");
-  for (swv_module* m : {tied, over, done}) swv_module_free(m);
+  swv_module* fresh = module({});
+  swv_op* clone = nullptr;
+  swv_value cloned = SWV_NONE;
+  ok(swv_op_find("aten::clone", &clone));
+  ok(swv_op_call(clone, SWV_MODE_INFERENCE, args, 1, &cloned, 1, nullptr));
+  says(swv_module_add_parameter(fresh, "inner.weight", cloned.as.tensor), "SWV_MODE_INFERENCE");
+  ok(swv_module_add_buffer(fresh, "inner", plain_));  // the name is still free
+  for (swv_module* m : {tied, over, done, fresh}) swv_module_free(m);
+  swv_value_clear(&cloned);
+  swv_op_free(clone);
   swv_value_clear(&row);
   swv_op_free(view);
 }

@@ -115,9 +115,14 @@ void distribute(const swv_module* module, const swv_mesh* mesh, const swv_plan* 
                 const swv_distribute_options* options) {
   const CallMode mode(SWV_MODE_GRAD, "mode");
   const MeshPtr& on = in(mesh, "mesh").mesh;
-  parallelize_module(any_module(module), on,
-                     plan == nullptr ? ShardingPlan() : *in(plan, "plan").plan, host_plugins(),
-                     distribute_options(options), kHost);
+  torch::nn::Module* of = nullptr;
+  ShardingPlan says;
+  const DistributeOptions how = read_together(on, "parallelize_module", [&] {
+    of = &any_module(module);
+    if (plan != nullptr) says = *in(plan, "plan").plan;
+    return distribute_options(options);
+  });
+  parallelize_module(*of, on, says, host_plugins(), how, kHost);
   const swv_module& m = in(module, "module");
   if (m.library != nullptr) {
     m.library->set_mesh(on, "");

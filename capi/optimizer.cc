@@ -265,6 +265,7 @@ using namespace shardweave::capi;  // NOLINT: this file is the C interface of it
 
 swv_status* swv_finish_grad_sync(swv_tensor* const* parameters, size_t num_parameters) {
   return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_GRAD, "mode");
     shardweave::finish_grad_sync(tensors(parameters, num_parameters, "parameters"), kHost);
   });
 }
@@ -324,7 +325,10 @@ swv_status* swv_optimizer_create_groups(const swv_optimizer* const* optimizers,
 }
 
 swv_status* swv_optimizer_use_zero(swv_optimizer* optimizer, const swv_zero_options* options) {
-  return guarded(__func__, [&] { optimizer_of(optimizer).use_zero(zero_options(options)); });
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_GRAD, "mode");
+    optimizer_of(optimizer).use_zero(zero_options(options));
+  });
 }
 
 swv_status* swv_optimizer_no_sync(swv_optimizer* optimizer, swv_scope** out_scope) {
@@ -400,6 +404,7 @@ swv_status* swv_optimizer_apply_schedule(swv_optimizer* optimizer, const swv_sch
 swv_status* swv_optimizer_state(const swv_optimizer* optimizer, size_t index, const char* name,
                                 swv_tensor** out_tensor) {
   return guarded(__func__, out_tensor, "out_tensor", [&] {
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
     return new_tensor_or_null(optimizer_of(optimizer).state(index, text(name, "name")));
   });
 }

@@ -1,6 +1,7 @@
 // Models of Hugging Face: directories that transformers writes and reads.
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "nlohmann/json.hpp"
@@ -71,13 +72,13 @@ void load(swv_module* module, const char* path, const swv_mesh* mesh,
 
 void save(const swv_module* module, const char* directory, const char* config_json,
           const swv_mesh* mesh, const swv_save_pretrained_options* options) {
-  const torch::nn::Module& its = any_module(module);
-  const std::string to = given_text(directory, "directory");
-  const std::string_view config = text(config_json, "config_json");
   const MeshPtr& on = in(mesh, "mesh").mesh;
-  const ModelFilesOptions how = save_options(options);
   const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-  save_pretrained(to, its, config, on, how, kHost);
+  const auto [its, to, config, how] = read_together(on, "save_pretrained", [&] {
+    return std::tuple(&any_module(module), given_text(directory, "directory"),
+                      text(config_json, "config_json"), save_options(options));
+  });
+  save_pretrained(to, *its, config, on, how, kHost);
 }
 
 }  // namespace

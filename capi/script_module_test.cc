@@ -27,6 +27,7 @@ std::string saved_module() {
   inner.register_parameter(
       "weight", (at::arange(12, at::kFloat).reshape({4, 3}) / 7).requires_grad_(), false);
   inner.register_parameter("frozen", at::ones({2}), false);
+  inner.register_parameter("codes", at::arange(3), false);  // integers never train
   inner.register_buffer("offset", at::ones({4}));
   for (auto* module : {&root, &inner}) {
     module->register_attribute("training", c10::BoolType::get(), true);
@@ -71,7 +72,7 @@ TEST_F(ScriptModuleTest, ItsParametersHaveTheirNames) {
   size_t parameters = 0, buffers = 0;
   must(swv_module_num_parameters(module_, &parameters));
   must(swv_module_num_buffers(module_, &buffers));
-  EXPECT_EQ(parameters, 2u);
+  EXPECT_EQ(parameters, 3u);
   EXPECT_EQ(buffers, 1u);
   swv_tensor* weight = nullptr;
   must(swv_module_get(module_, "inner.weight", &weight));
@@ -288,7 +289,8 @@ TEST_F(ScriptModuleTest, WorksShardedAndDifferentiates) {
 
 // What a file has frozen stays so; what it runs is met without being announced.
 TEST_F(ScriptModuleTest, IsAsItWasSaved) {
-  for (const auto& [name, trained] : {std::pair("inner.weight", 1), {"inner.frozen", 0}}) {
+  for (const auto& [name, trained] :
+       {std::pair("inner.weight", 1), {"inner.frozen", 0}, {"inner.codes", 0}}) {
     swv_tensor* tensor = nullptr;
     swv_bool requires_grad = 2;
     must(swv_module_get(module_, name, &tensor));

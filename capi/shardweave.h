@@ -1503,7 +1503,8 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_is_deferred(const swv_tensor* tensor
  * reduce-scatter begins to bring them to where the parameters rest, while backward goes on; when that
  * ends they are there. A parameter rests as a sharded tensor
  * that is cut into rows, unevenly, and its gradient lies alike: optimizers, swv_clip_grad_norm and
- * swv_tensor_full_tensor need to know nothing. Its parts share their unit's memory.
+ * swv_tensor_full_tensor need to know nothing. Without gradients operators on parameters alone, or with
+ * numbers, work on what rests. Its parts share their unit's memory.
  *
  * Along other mesh dimensions parameters stay as they are: a plan (swv_module_distribute) comes
  * first. With a dimension on which they are replicated and the batch is cut, this is hybrid
@@ -1812,7 +1813,8 @@ SWV_API SWV_MUST_USE swv_status* swv_module_enable_2d_with_fsdp(swv_module* modu
  * which has room for SWV_MAX_BATCH_TENSORS; none once no rank has any. mesh_dims, num_mesh_dims:
  * along which ranks have input of their own (NULL, 0: the mesh's first); out_ranks_with_input: how many
  * do, may be NULL. SWV_CODE_INVALID_ARGUMENT, on all ranks, for more tensors than there is room for,
- * sharded ones, numbers, other dtypes or rows of other shapes than other ranks have. COLLECTIVE. */
+ * sharded ones, numbers, other dtypes, types of devices or rows of other shapes than other ranks have. A
+ * rank without rows has its parts on the current device of the others' type. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_join_batch(swv_mesh* mesh, const char* const* mesh_dims,
                                                      size_t num_mesh_dims,
                                                      const swv_tensor* const* tensors,

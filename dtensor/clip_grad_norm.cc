@@ -217,7 +217,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
                 absl::OutOfRangeError(absl::StrCat("the norm of the gradients is ", norm)));
   }
   // A factor that is no number, too: all gradients then are none, as with LibTorch.
-  if (const double factor = max_norm / (norm + 1e-6); !(factor >= 1)) {
+  if (const double factor = max_norm / (norm + 1e-6); std::isfinite(max_norm) && !(factor >= 1)) {
     // One that two parameters have is scaled once.
     grads = unique_parameters(grads);
     const auto is_partial = [](const at::Tensor& grad) {

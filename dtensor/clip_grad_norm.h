@@ -19,7 +19,8 @@ namespace shardweave {
 
 // The norm (`norm_type`: above 0, infinity too) of all gradients as one vector, each element
 // counted once; the same bits on every rank. If it is above `max_norm`, every gradient is
-// multiplied by max_norm / (norm + 1e-6), as LibTorch does. Parameters without a gradient do not
+// multiplied by max_norm / (norm + 1e-6), as LibTorch does; with an infinite `max_norm` it is measured
+// and nothing is multiplied, whatever it is. Parameters without a gradient do not
 // count; one that is given twice (tied weights) counts once. Collective over the meshes: all ranks
 // call it with the same parameters. Throws Error (InvalidArgument) for a max_norm that is negative or
 // no number, and for a norm_type that is not above 0.

@@ -580,6 +580,22 @@ TEST(CpuOffloadErrorsTest, Devices) {
                 fully_shard(*net, mesh, {.compute_device = at::kCPU});
               }),
               HasSubstr("wanted on the CPU, to be used on the compute_device cpu, or there"));
+  // What is refused when the values are compared has moved nothing.
+  EXPECT_THAT(refusal([](const MeshPtr& mesh) {
+                Scaled net;
+                for (const at::Tensor& p : net->parameters()) p.detach().zero_();
+                net->table.add_(mesh->coordinate()[0]);
+                FullyShardOptions options = on_gpu({});
+                options.distribute.source = std::nullopt;
+                try {
+                  fully_shard(*net, mesh, options);
+                } catch (const Error&) {
+                  EXPECT_TRUE(net->table.is_cpu());
+                  EXPECT_FALSE(is_dtensor(net->table));
+                  throw;
+                }
+              }),
+              HasSubstr("'table'"));
 }
 
 TEST(CpuOffloadErrorsTest, WhatWouldGoBackwardOnTheCpu) {

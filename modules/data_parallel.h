@@ -75,7 +75,7 @@ void pre_dp_module_transform(torch::nn::Module& module, const MeshPtr& mesh,
 // one broadcast for each dtype. Buffers of DTensors are the same on all ranks by themselves; this is
 // for what a program writes of its own on each rank (to_local(buffer)), and for buffers that are plain.
 // At the start of a step, like PyTorch's broadcast_buffers. Along other mesh dimensions buffers stay as
-// they are, as do those that are cut along this one. Collective over the dimension. Throws Error
+// they are, as do those that are cut along this one. Collective over the mesh. Throws Error
 // (NotFound) for a dimension that the mesh does not have; (InvalidArgument), on all ranks, if buffers
 // have other names, shapes or dtypes on other ranks, or lie on another mesh.
 void broadcast_buffers(torch::nn::Module& module, const MeshPtr& mesh,

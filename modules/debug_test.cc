@@ -769,6 +769,27 @@ TEST(VerifyTest, RefusesModelsThatAreOthers) {
   });
 }
 
+// Whose reference fails on one rank, the others do not wait for it in the model.
+TEST(VerifyTest, AReferenceThatFailsOnOneRankEndsItOnAll) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    Pair pair(mesh);
+    const int64_t rank = mesh->coordinate()[0];
+    const at::Tensor x = at::zeros({2, 3}, at::kLong);
+    try {
+      verify(
+          *pair.model, [&] { return pair.model->forward(x); }, *pair.reference,
+          [&] {
+            if (rank == 1) throw std::runtime_error("its file is gone");
+            return pair.reference->forward(x);
+          });
+      ADD_FAILURE() << "rank " << rank;
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr(rank == 1 ? "its file is gone" : "refused on other ranks"));
+    }
+  });
+}
+
 class Warnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { said.push_back(warning.msg()); }

@@ -357,14 +357,8 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
   check_dtype("param_dtype", options.param_dtype);
   check_dtype("reduce_dtype", options.reduce_dtype);
   check_dtype("output_dtype", options.output_dtype);
-  for (at::Tensor& tensor : moving) {
-    if (is_dtensor(tensor)) {
-      move_in_place(tensor, *compute_device);
-    } else {
-      tensor.set_data(tensor.detach().to(*compute_device));
-    }
-  }
   if (!plain.empty()) distribute_members(plain, replicated, mesh, options.distribute, cause);
+  for (const at::Tensor& tensor : moving) move_in_place(tensor, *compute_device);
 
   std::vector<FullyShardUnit> result;
   for (const Planned& unit : planned) {

@@ -6,6 +6,7 @@
 //   torch::optim::AdamW optimizer(model->parameters());
 //   auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});
 //   model->forward(x).sum().backward();                       // gathers, reduces, empties
+//   finish_grad_sync(*model);                                 // if a parameter is a number: in no unit
 //   clip_grad_norm(model->parameters(), 1.0);
 //   optimizer.step();                                         // on each rank's part
 //
@@ -20,7 +21,10 @@
 // A parameter rests as a DTensor that is cut into rows: unevenly, so that what ranks keep lies in the
 // unit's buffer one after the other. param.grad() lies alike. So optimizers, clip_grad_norm and
 // checkpoints need to know nothing. `full_tensor(param)` is the whole; initialisers (`param.normal_()`)
-// give the numbers of one device. Its parts and those of its gradients share their unit's memory. What
+// give the numbers of one device. While gradients are not recorded, operators on parameters alone, or
+// with numbers (`p.norm()`, `p.clone()`, `p * 0.99`), work on what rests, in its dtype and where it is,
+// as averages of weights and initialisers want it; all others on what is whole.
+// Its parts and those of its gradients share their unit's memory. What
 // was taken of a parameter before (to_local(), a view as `w.t()`, `p.detach()`) is no longer of it, and
 // keeps the old memory with the old values.
 //

@@ -659,12 +659,15 @@ TEST(FullyShardTest, ModelsWithoutMemory) {
     fully_shard(*model, mesh, {.units = {"0"}});
     EXPECT_EQ(fully_shard_counters(mesh).gathers, 0);
     materialize(*model, {.seed = 7});
+    // A part that is in somebody's hand stays the parameter's.
+    const at::Tensor weight = model->parameters()[0], part = to_local(weight.detach());
     nn::Sequential whole = deferred_init(make);
     distribute_module(*whole, mesh, {});
     materialize(*whole, {.seed = 7});
     const at::Tensor x = distribute_tensor(at::ones({4, kDim}), mesh, {{"dp", Shard(0)}});
     const at::Tensor wanted = whole->forward(x), got = model->forward(x);
     EXPECT_TRUE(at::allclose(full_tensor(got), full_tensor(wanted)));
+    EXPECT_TRUE(to_local(weight.detach()).is_alias_of(part));
     got.sum().backward();
     wanted.sum().backward();
     finish_grad_sync(*whole);
@@ -702,6 +705,37 @@ TEST(FullyShardTest, WritesAreSeenByTheNextForward) {
       }
     });
   }
+}
+
+// What is remembered of a weight, whole along another mesh dimension, ends with a write to anything
+// of its unit.
+TEST(FullyShardTest, AWriteEndsWhatIsRememberedOfAWeight) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    nn::Linear model(kDim, kHidden), plain(kDim, kHidden);
+    initialize(*model);
+    initialize(*plain);
+    distribute_module(*model, mesh, {.parameter = {{"weight", {{"tp", Shard(0)}}}}});
+    fully_shard(*model, mesh, {.mesh_dim = "dp"});
+    const at::Tensor columns = at::sin(at::arange(64 * kDim, at::kFloat)).view({kDim, 64});
+    const auto expect_alike = [&](int cut) {
+      const at::Tensor x = distribute_tensor(columns, mesh, {{"dp", Shard(1)}, {"tp", Shard(cut)}});
+      EXPECT_TRUE(at::allclose(full_tensor(at::mm(model->weight, x)),
+                               at::mm(plain->weight, columns), 1e-4, 1e-4));
+    };
+    expect_alike(1);
+    const int64_t before = dispatch_counters(mesh).remembered_uses;
+    expect_alike(1);
+    expect_alike(0);  // takes its columns of what is remembered
+    EXPECT_EQ(dispatch_counters(mesh).remembered_uses, before + 2);
+    for (const int cut : {0, 1, 0}) {
+      {
+        const c10::AutoGradMode no_grad(false);
+        for (nn::Linear& m : std::vector<nn::Linear>{model, plain}) m->bias.mul_(2);
+      }
+      expect_alike(cut);
+      expect_alike(1);
+    }
+  });
 }
 
 // A copy that requires grad is a leaf of its own.

@@ -23,8 +23,9 @@ using namespace dtensor_internal;
 constexpr char kJoin[] = "Join";
 constexpr int64_t kMaxRowDims = 6;
 
-// What a rank says of a tensor: dtype, number of dimensions, sizes.
-using OneTensor = std::array<int64_t, 2 + kMaxRowDims + 1>;
+// What a rank says of a tensor: dtype, type of its device, number of dimensions, sizes.
+using OneTensor = std::array<int64_t, 3 + kMaxRowDims + 1>;
+constexpr std::ptrdiff_t kSizes = 3;  // where those begin
 // What it says of its input.
 struct Said {
   int64_t refused = 0;  // 1: this rank cannot take what it was given
@@ -89,8 +90,9 @@ std::optional<std::vector<at::Tensor>> Join::next(const std::vector<at::Tensor>&
     for (size_t i = 0; i < mine.size(); ++i) {
       OneTensor& one = said.each[i];
       one[0] = static_cast<int64_t>(mine[i].scalar_type());
-      one[1] = mine[i].dim();
-      std::copy(mine[i].sizes().begin(), mine[i].sizes().end(), one.begin() + 2);
+      one[1] = static_cast<int64_t>(mine[i].device().type());
+      one[2] = mine[i].dim();
+      std::copy(mine[i].sizes().begin(), mine[i].sizes().end(), one.begin() + kSizes);
     }
   }
   std::vector<Said> everyones(static_cast<size_t>(comm.size()));
@@ -126,16 +128,19 @@ std::optional<std::vector<at::Tensor>> Join::next(const std::vector<at::Tensor>&
     }
     for (size_t i = 0; i < static_cast<size_t>(its.tensors); ++i) {
       const OneTensor &a = with_input->each[i], &b = its.each[i];
-      if (a[0] == b[0] && a[1] == b[1] && std::equal(a.begin() + 3, a.end(), b.begin() + 3)) {
+      if (std::equal(a.begin(), a.begin() + kSizes, b.begin()) &&
+          std::equal(a.begin() + kSizes + 1, a.end(), b.begin() + kSizes + 1)) {
         continue;
       }
       const auto text = [](const OneTensor& one) {
-        return str_cat(c10::toString(static_cast<at::ScalarType>(one[0])), "[",
-                       absl::StrJoin(one.begin() + 2, one.begin() + 2 + one[1], ", "), "]");
+        return str_cat(
+            c10::toString(static_cast<at::ScalarType>(one[0])), "[",
+            absl::StrJoin(one.begin() + kSizes, one.begin() + kSizes + one[2], ", "), "] (",
+            c10::DeviceTypeName(static_cast<c10::DeviceType>(one[1]), /*lower=*/true), ")");
       };
       refuse_batch(str_cat("tensor ", i, " is ", text(b), " on rank ", r, " and ", text(a),
                            " on rank ", with_input - everyones.data(),
-                           "; wanted one dtype, and rows of one shape"));
+                           "; wanted one dtype, one type of device, and rows of one shape"));
     }
   }
   // Of ranks with the same input the first one's, by rank.
@@ -166,11 +171,11 @@ std::optional<std::vector<at::Tensor>> Join::next(const std::vector<at::Tensor>&
   std::vector<at::Tensor> batch;
   for (size_t i = 0; i < static_cast<size_t>(with_input->tensors); ++i) {
     const OneTensor& one = with_input->each[i];
-    const auto ndim = static_cast<size_t>(one[1]);
+    const Dims row(one.begin() + kSizes, one.begin() + kSizes + one[2]);
     std::vector<Dims> shapes;
     for (const Said& its : everyones) {
-      Dims shape(one.begin() + 2, one.begin() + 2 + static_cast<std::ptrdiff_t>(ndim));
-      shape[0] = its.tensors == 0 ? 0 : its.each[i][2];
+      Dims shape = row;
+      shape[0] = its.tensors == 0 ? 0 : its.each[i][kSizes];
       shapes.push_back(std::move(shape));
     }
     const FittedLayout fit = value_or_throw(fit_local_shapes(Layout(rows), mesh.shape(), shapes));
@@ -179,11 +184,13 @@ std::optional<std::vector<at::Tensor>> Join::next(const std::vector<at::Tensor>&
       local = mine[i];
       device_ = local.device();
     } else {
-      std::vector<int64_t> none(one.begin() + 2,
-                                one.begin() + 2 + static_cast<std::ptrdiff_t>(ndim));
+      // Where this rank's last input was, if others have theirs on such a device.
+      const auto type = static_cast<c10::DeviceType>(one[1]);
+      const at::Device device = device_.type() == type ? device_ : with_index(at::Device(type));
+      Dims none = row;
       none[0] = 0;
-      local =
-          at::empty(none, at::TensorOptions(static_cast<at::ScalarType>(one[0])).device(device_));
+      local = at::empty(array(none),
+                        at::TensorOptions(static_cast<at::ScalarType>(one[0])).device(device));
     }
     batch.push_back(from_local(local, mesh_, fit.layout.placements(),
                                std::vector<int64_t>(fit.shape.begin(), fit.shape.end()), where));

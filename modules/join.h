@@ -35,7 +35,8 @@ struct JoinOptions {
   // same, of which the shapes are compared. Of several dimensions ranks cannot bring any numbers of
   // rows: a DTensor is cut by one after the other, and what they bring has to be such a cut.
   std::vector<std::string> mesh_dims = {};
-  // Where the empty parts lie of a rank that has not brought a batch yet.
+  // Where the empty parts lie of a rank that has not brought a batch yet. If others bring theirs on
+  // devices of another type: on the current device of that type.
   at::Device device = at::kCPU;
 };
 
@@ -52,11 +53,11 @@ class Join {
   // gradients not recorded; none if it has no more, an empty one counts as input. As DTensors, cut
   // along their first dimension, they share the memory of what was given; nullopt once no rank has any.
   //
-  // Collective over the mesh, one all-gather of 600 bytes from each rank. Throws Error
+  // Collective over the mesh, one all-gather of 656 bytes from each rank. Throws Error
   // (InvalidArgument), on all ranks, for tensors that are undefined, DTensors, numbers or more than
-  // kMaxTensors, ranks with different numbers of tensors, dtypes or rows of different shapes, if of
-  // two ranks that should have the same input one has none, or other shapes, and for rows that no
-  // cut along several dimensions describes.
+  // kMaxTensors, ranks with different numbers of tensors, dtypes, types of devices or rows of other
+  // shapes, if of two ranks that should have the same input one has none, or other shapes, and for rows
+  // that no cut along several dimensions describes.
   std::optional<std::vector<at::Tensor>> next(
       const std::vector<at::Tensor>& mine,
       std::source_location where = std::source_location::current());

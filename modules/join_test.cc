@@ -259,7 +259,7 @@ TEST(JoinTest, BadInputIsAnErrorOnAllRanks) {
     });
   };
   const std::vector<MeshDim> three = {{"dp", 3}};
-  refused(three, "tensor 0 is Float[2, 3] on rank 1 and Float[2, 2] on rank 0",
+  refused(three, "tensor 0 is Float[2, 3] (cpu) on rank 1 and Float[2, 2] (cpu) on rank 0",
           [](int64_t r) -> std::vector<at::Tensor> { return {at::ones({2, r == 1 ? 3 : 2})}; });
   refused(three, "tensor 1 is Double[1]", [](int64_t r) -> std::vector<at::Tensor> {
     return {at::ones({1, 2}), at::ones({1}, r == 2 ? at::kDouble : at::kFloat)};

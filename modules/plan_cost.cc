@@ -17,6 +17,8 @@
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/cost_model.h"
+#include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/observe/text_table.h"
 #include "shardweave/modules/deferred_init.h"
@@ -359,10 +361,18 @@ PlanCost plan_cost(const MakeModel& make, const DeviceMesh& mesh, const Sharding
   cost.parameters = memory.parameters;
   cost.buffers = memory.buffers;
   cost.gradients = std::max(memory.gradients, gradients);
-  cost.optimizer = options.optimizer_states * cost.parameters;
+  int64_t trained = 0;  // bytes: what is frozen has no state
+  for (const at::Tensor& parameter : unique_parameters(*step.module)) {
+    if (!parameter.requires_grad()) continue;
+    const int64_t numel = is_dtensor(parameter)
+                              ? dtensor_internal::meta_of(parameter).spec->local_numel()
+                              : parameter.numel();
+    trained += numel * static_cast<int64_t>(parameter.element_size());
+  }
+  cost.optimizer = options.optimizer_states * trained;
   cost.flops = work.flops();
   // The optimizer reads parameters, gradients and states, and writes parameters and states.
-  cost.bytes_touched = work.bytes() + 2 * (cost.parameters + cost.optimizer) + memory.gradients;
+  cost.bytes_touched = work.bytes() + 2 * (trained + cost.optimizer) + memory.gradients;
   cost.compute_seconds = cost.flops / links.device.flops +
                          static_cast<double>(cost.bytes_touched) / links.device.bandwidth;
   return cost;

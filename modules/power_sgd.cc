@@ -168,12 +168,13 @@ void PowerSgd::begin(GradientBucket& bucket) {
     };
     if (learned->error.defined()) {
       check_shape(learned->error, n, m, "error");
+      learned->error = learned->error.to(gradient.device());  // a state may come from elsewhere
       matrix.delta.add_(learned->error);
     }
     at::Tensor q;
     if (learned->q.defined() && options_.warm_start) {
       check_shape(learned->q, m, matrix.rank, "q");
-      q = learned->q.to(dtype);
+      q = learned->q.to(gradient.device(), dtype);
     } else {
       q = random_q(parameter, options_.warm_start ? 0 : learned->iteration, m, matrix.rank)
               .to(gradient.device(), dtype);

@@ -16,6 +16,7 @@
 #include "c10/core/GradMode.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/distribute.h"
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/redistribute.h"
@@ -615,8 +616,13 @@ Verification verify(torch::nn::Module& model, const std::function<at::Tensor()>&
   add_tensors(pairs, /*buffers_behind=*/false, items);
   const Kept kept(model), kept_reference(reference);
 
+  const std::shared_ptr<MeshContext> context = context_of(pairs);
+  // A rank whose reference fails says so before the others meet it in the model.
+  std::optional<Agreement> agreement;
+  if (context != nullptr) agreement.emplace(*context, Cause{.name = kVerify});
   Run plain = run_watched(reference, run_reference, /*catches=*/false);
   if (options.backward) run_backward(plain.result);
+  if (agreement.has_value()) agreement->reach({});
   Run ours = run_watched(model, run, /*catches=*/true);
   std::string error = ours.error;
   Verification v;
@@ -648,7 +654,7 @@ Verification verify(torch::nn::Module& model, const std::function<at::Tensor()>&
   for (Item& item : items) {
     if (item.about.kind == "gradient" && !ours.error.empty()) item.got = at::Tensor();
   }
-  return agreed(std::move(v), items, context_of(pairs), options, ours.error);
+  return agreed(std::move(v), items, context, options, ours.error);
 }
 
 std::string Verification::to_string() const {

@@ -255,10 +255,13 @@ std::vector<ZeroPartition::State::Bucket> ZeroPartition::State::planned(
 size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::source_location where) {
   using enum absl::StatusCode;
   const std::vector<at::Tensor> added = unique_parameters(given);
-  if (added.empty())
-    refuse_partition(kInvalidArgument, "there is no parameter; wanted one or more");
+  const auto check_any = [&] {
+    if (added.empty())
+      refuse_partition(kInvalidArgument, "there is no parameter; wanted one or more");
+  };
   const bool is_first = context_ == nullptr;
   if (is_first) {
+    check_any();
     const auto first = std::find_if(added.begin(), added.end(), [](const at::Tensor& parameter) {
       return parameter.defined() && is_dtensor(parameter);
     });
@@ -269,6 +272,7 @@ size_t ZeroPartition::State::add(const std::vector<at::Tensor>& given, std::sour
     context_ = meta_of(*first).context;
   }
   Agreement agreement(*context_, {.name = kZeroPartition, .where = where});
+  check_any();
   if (is_first) {
     check_options();
     if (!options_.mesh_dim.empty()) {

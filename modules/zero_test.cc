@@ -1096,7 +1096,12 @@ TEST(ZeroTest, WhatIsRefusedIsRefusedBeforeAnythingChanges) {
     }
     EXPECT_THROW(ZeroPartition(model->parameters(), {.stage = mesh->coordinate()[0] == 0 ? 3 : 1}),
                  Error);
-    const ZeroPartition partition(model->parameters());
+    const std::vector<at::Tensor> all = model->parameters();
+    ZeroPartition partition({all[0]});
+    std::vector<at::Tensor> rest(all.begin() + 1, all.end());
+    if (mesh->coordinate()[0] == 0) rest.clear();
+    EXPECT_THROW(partition.add(rest), Error);
+    partition.add({all.begin() + 1, all.end()});
     EXPECT_EQ(full_tensor(ones({7, 5}, mesh, {Shard(0)})).sum().item<float>(), 35);
   });
 }

@@ -16,6 +16,7 @@
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/engine/arguments.h"
 #include "shardweave/dtensor/engine/checksum.h"
+#include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/fqn_pattern.h"
@@ -1428,6 +1429,10 @@ void make_deferred(const std::vector<Member>& members,
     item.part->made = item.made;
     meta.part = LocalPart(item.made);
     meta.came_from(provenance_of_new(*item.context, *meta.spec));
+  }
+  // Before anybody has their parts in hand.
+  for (const Item& item : items) {
+    if (const Resting* resting = resting_of(item.member->tensor)) resting->unit->pack_if_made();
   }
 }
 

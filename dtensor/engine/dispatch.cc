@@ -169,6 +169,10 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool add_tensor(const c10::OperatorHandle& o
     // remembered follows.
     const bool weight = meta.spec->origins.data != 0 && is_parameter(impl);
     const Remembered* kept = remembered_form(meta);
+    if (kept != nullptr && meta.part.state() == LocalPart::State::kGatheredOnUse) {
+      meta.local();  // gathered anew, nothing is remembered of it
+      kept = remembered_form(meta);
+    }
     key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight | (kept != nullptr ? 2 : 0));
     if (kept != nullptr) key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
     key.provenance = mix(key.provenance, provenance_of(meta));

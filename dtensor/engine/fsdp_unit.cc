@@ -487,6 +487,14 @@ uint64_t FsdpUnit::provenance() const {
   return provenance;
 }
 
+void FsdpUnit::pack_if_made() {
+  const bool is_made = std::all_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) {
+    const at::Tensor tensor = p.tensor();
+    return !tensor.defined() || meta_of(tensor).part.state() != LocalPart::State::kDeferred;
+  });
+  if (is_made && !shard_.defined()) pack();
+}
+
 // The parts that rest become one row; the flat buffer gets its places, and no memory.
 void FsdpUnit::pack() {
   const c10::InferenceMode normal(false);  // which records gradients
@@ -536,13 +544,7 @@ void FsdpUnit::pack() {
 }
 
 void FsdpUnit::begin_gather() {
-  if (!shard_.defined()) {
-    if (context_->capture != nullptr) {
-      throw Error(absl::FailedPreconditionError(
-          "a unit is used for the first time in a step that is captured: take a step before"));
-    }
-    pack();
-  }
+  if (!shard_.defined()) pack();  // says what is not made
   gathered_version_ = shard_._version();
   if (is_at_hand()) return;
   if (is_elsewhere() && context_->capture != nullptr) {

@@ -159,6 +159,8 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
 
   // What stands in for `handle`, the parameter or a copy of its handle, in an operator.
   at::Tensor used(size_t index, const at::Tensor& handle);
+  // Once all of its parameters have been made: they move to where they rest.
+  void pack_if_made();
   // The parts that rest are about to be written: nobody may be reading them.
   void settle();
   // summon_full_params(): from here to dismiss() the parameters themselves are whole along the mesh

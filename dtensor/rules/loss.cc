@@ -212,11 +212,14 @@ bool is_spread_mean(const Arguments& args) {
 template <auto forward>
 void mean_nll_loss(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
-  const at::Tensor self = call.tensor("self");
+  const at::ScalarType dtype = call.tensor("self").scalar_type();
+  // Half precision is summed in single, as one device sums.
+  const at::Tensor self = call.tensor("self").to(at::toOpMathType(dtype));
   const at::Tensor weight = call.tensor("weight");
-  auto [sum, total] = forward(self, call.tensor("target"),
-                              weight.defined() ? std::optional<at::Tensor>(weight) : std::nullopt,
-                              at::Reduction::Sum, call["ignore_index"].toInt());
+  auto [sum, total] = forward(
+      self, call.tensor("target"),
+      weight.defined() ? std::optional<at::Tensor>(weight.to(self.scalar_type())) : std::nullopt,
+      at::Reduction::Sum, call["ignore_index"].toInt());
   // Backward needs the total, too: both are reduced once, as one.
   const Layout& layout = layout_of(total);
   if (layout.has_partial() && layout_of(sum) == layout) {
@@ -226,7 +229,7 @@ void mean_nll_loss(const c10::OperatorHandle& op, c10::Stack& stack) {
   } else if (layout.has_partial()) {
     total = redistribute(total, Placements(layout.mesh_ndim()));
   }
-  call.finish({sum.div(total), total});
+  call.finish({sum.div(total).to(dtype), total.to(dtype)});
 }
 
 void nll_loss2d_shapes(OpCall& call) {

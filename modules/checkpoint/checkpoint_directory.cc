@@ -154,17 +154,18 @@ absl::StatusOr<Manifest> parse_manifest_file(std::string_view text) {
 absl::Status remove_leftovers(FileSystem& fs, const std::string& directory) {
   const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(directory);
   if (!entries.ok()) return entries.status();
+  absl::Status result;
   for (const DirectoryEntry& entry : *entries) {
     const size_t temporary = entry.name.find(kTemporary);
     if (temporary == std::string::npos) continue;
     const std::string of = entry.name.substr(0, temporary);
     if (of != kLatestName && !checkpoint_step(of).has_value()) continue;  // somebody else's
     const std::string path = join_path(directory, entry.name);
-    const absl::Status status =
-        entry.kind == EntryKind::kDirectory ? remove_all(fs, path) : fs.remove_file(path);
-    if (!status.ok()) return status;
+    // One that will not go does not keep the others.
+    result.Update(entry.kind == EntryKind::kDirectory ? remove_all(fs, path)
+                                                      : fs.remove_file(path));
   }
-  return absl::OkStatus();
+  return result;
 }
 
 absl::Status verify_files(const std::string& checkpoint, const Manifest& manifest,
@@ -234,8 +235,16 @@ absl::Status remove_old(FileSystem& fs, const std::string& directory, int64_t ke
                         const std::string& nonce) {
   absl::StatusOr<std::vector<int64_t>> steps = list_checkpoints(directory, &fs);
   if (!steps.ok()) return steps.status();
+  // What has no manifest is somebody else's.
+  std::erase_if(*steps, [&](int64_t step) {
+    const auto entries = fs.list(join_path(directory, checkpoint_name(step)));
+    return entries.ok() &&
+           std::none_of(entries->begin(), entries->end(),
+                        [](const DirectoryEntry& entry) { return entry.name == kManifestName; });
+  });
   if (static_cast<int64_t>(steps->size()) <= keep) return absl::OkStatus();
   steps->resize(steps->size() - static_cast<size_t>(keep));
+  absl::Status result;
   for (const int64_t step : *steps) {
     // By another name first: half of a checkpoint never bears that of a whole one.
     const std::string path = join_path(directory, checkpoint_name(step));
@@ -244,9 +253,9 @@ absl::Status remove_old(FileSystem& fs, const std::string& directory, int64_t ke
     // Else the old name could come back after a power failure, without the files.
     if (status.ok()) status = fs.sync_directory(directory);
     if (status.ok()) status = remove_all(fs, going);
-    if (!status.ok()) return status;
+    result.Update(status);
   }
-  return absl::OkStatus();
+  return result;
 }
 
 std::string new_nonce() {

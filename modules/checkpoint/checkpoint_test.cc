@@ -334,12 +334,32 @@ TEST(CheckpointTest, TiedWeightsLoadByEitherName) {
     load_checkpoint(directory, apart, mesh);
     EXPECT_EQ(full_tensor(a).sum().item<double>(), 15);
     EXPECT_EQ(full_tensor(b).sum().item<double>(), 15);
-    // And back: what was saved apart loads into one; its first name counts.
-    save_checkpoint(directory, 2, apart, mesh);
+    // And back: what was saved apart loads into one, if it is the same.
+    StateDict alike;
+    alike.add_tensor("a", b);
+    alike.add_tensor("b", b.clone());
+    save_checkpoint(directory, 2, alike, mesh);
     StateDict other;
     const at::Tensor one = zeros({6}, mesh, {Shard(0)});
     other.add_tensor("b", one, {"a"});
     load_checkpoint(directory, other, mesh);
+    EXPECT_EQ(full_tensor(one).sum().item<double>(), 15);
+    // Two that are others do not: one of them would be gone without a word.
+    {
+      const c10::AutoGradMode no_grad(false);
+      at::Tensor changed = a;
+      changed.add_(1);
+    }
+    save_checkpoint(directory, 3, apart, mesh);
+    try {
+      load_checkpoint(directory, other, mesh);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("unexpected: a"));
+    }
+    const LoadedCheckpoint loaded =
+        load_checkpoint(directory, other, mesh, {.allow_unexpected = true});
+    EXPECT_THAT(loaded.unexpected, ElementsAre("a"));
     EXPECT_EQ(full_tensor(one).sum().item<double>(), 15);
   });
 }

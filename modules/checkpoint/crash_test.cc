@@ -174,14 +174,23 @@ TEST(CrashTest, WhatDoesNotGoStopsNoSave) {
     Model model(mesh);
     Checkpointer checkpointer(directory, mesh, {.keep_last = 1});
     checkpointer.save(1, model.state);
-    if (mesh->rank() == Rank(0)) fs::create_directories(directory + "/step-000001/tokenizer");
+    if (mesh->rank() == Rank(0)) {
+      fs::create_directories(directory + "/step-000001/tokenizer");
+      fs::create_directories(directory + "/step-000000");  // another tool's
+      std::ofstream(directory + "/step-000000/weights") << "theirs";
+      fs::create_directories(directory + "/step-000050.tmp-1234");  // of a run that was killed
+      std::ofstream(directory + "/step-000050.tmp-1234/rank-00000.safetensors") << "half";
+    }
     (void)full_tensor(model.w);
     checkpointer.save(2, model.state);
     model.set(3);
     checkpointer.save_async(3, model.state);
     checkpointer.wait();
   });
-  EXPECT_EQ(newest(directory), 3);
+  EXPECT_TRUE(fs::exists(directory + "/step-000003"));
+  EXPECT_FALSE(fs::exists(directory + "/step-000002"));
+  EXPECT_FALSE(fs::exists(directory + "/step-000050.tmp-1234"));
+  EXPECT_TRUE(fs::exists(directory + "/step-000000/weights"));
 }
 
 TEST(CrashTest, ANewDirectorySurvivesAPowerFailure) {
@@ -191,9 +200,11 @@ TEST(CrashTest, ANewDirectorySurvivesAPowerFailure) {
   on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
     Model model(mesh, 1);
     save_checkpoint(directory + "/a/b", 1, model.state, mesh, {.file_system = faulty});
+    save_checkpoint(directory + "/c/", 1, model.state, mesh, {.file_system = faulty});
   });
   faulty->cut_power();
   EXPECT_EQ(newest(directory + "/a/b"), 1);
+  EXPECT_EQ(newest(directory + "/c"), 1);
 }
 
 TEST(CrashTest, WhatOneRankThrowsAllAreTold) {
@@ -211,6 +222,14 @@ TEST(CrashTest, WhatOneRankThrowsAllAreTold) {
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
       EXPECT_THAT(std::string(status.message()), HasSubstr("value 'number'"));
     }
+    // A number that JSON would round.
+    Model rounded(mesh, 1);
+    rounded.state.add_value("large",
+                            {.get = [] { return std::string("[1, 35399562948360463058]"); }});
+    const absl::Status large = status_of([&] { checkpointer.save(1, rounded.state); });
+    EXPECT_EQ(large.code(), absl::StatusCode::kInvalidArgument) << large;
+    EXPECT_THAT(std::string(large.message()),
+                HasSubstr("35399562948360463058 is a whole number of more than 64 bits"));
     // What can be written, and not be read.
     Model deep(mesh, 1);
     deep.state.set_value("deep", std::string(63, '[') + std::string(63, ']'));

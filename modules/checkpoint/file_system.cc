@@ -282,6 +282,9 @@ absl::StatusOr<std::string> read_file(FileSystem& fs, const std::string& path, i
 }
 
 absl::Status create_directories(FileSystem& fs, const std::string& path) {
+  if (path.size() > 1 && path.back() == '/') {  // "run/" is made in what "run" is made in
+    return create_directories(fs, path.substr(0, path.size() - 1));
+  }
   const size_t slash = path.find_last_of('/');
   const std::string above = slash == std::string::npos ? "."
                             : slash == 0               ? "/"

@@ -109,6 +109,15 @@ bool is_floating(DType dtype) {
   return at::isFloatingType(scalar_type_of(dtype));
 }
 
+// As its shape, its dtype and the checksums of its pieces say.
+bool is_copy(const SavedTensor& a, const SavedTensor& b) {
+  return a.dtype == b.dtype && a.shape == b.shape &&
+         std::equal(a.pieces.begin(), a.pieces.end(), b.pieces.begin(), b.pieces.end(),
+                    [](const SavedPiece& x, const SavedPiece& y) {
+                      return x.box == y.box && x.xxh3 == y.xxh3;
+                    });
+}
+
 // Pairs targets with what is saved; all that does not fit is one error.
 absl::Status match(const StateDict& state, const Manifest& manifest, const LoadOptions& options,
                    std::vector<Target>& targets, LoadedCheckpoint& result) {
@@ -121,7 +130,9 @@ absl::Status match(const StateDict& state, const Manifest& manifest, const LoadO
     for (const std::string& alias : target.aliases) {
       std::string found;
       const SavedTensor* other = find_saved(manifest, alias, &found);
-      if (other == nullptr) continue;
+      // Two tensors there that are one here: the second is not used, unless it is the first's copy.
+      if (other == nullptr || (target.saved != nullptr && !is_copy(*other, *target.saved)))
+        continue;
       used.insert(found);
       if (target.saved != nullptr) continue;
       target.saved = other;

@@ -269,6 +269,7 @@ std::string piece_name(std::string_view tensor, absl::Span<const int64_t> shape,
 absl::StatusOr<std::string> normalized_json(std::string_view text) {
   const absl::StatusOr<Json> json = parse_strict(text);
   if (!json.ok()) return json.status();
+  if (absl::Status status = check_whole_numbers(text); !status.ok()) return status;
   return json->dump();
 }
 

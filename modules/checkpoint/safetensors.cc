@@ -23,8 +23,9 @@ constexpr std::array<std::string_view, kNumDTypes> kNames = {
     "F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32",
     "I16", "I8",  "U64", "U32",  "U16",     "U8",      "BOOL"};
 
-// Smaller reads are copied out of the mapped file, where the system reads pages anyway.
-constexpr int64_t kLongRun = 16 << 10;
+// Short runs that lie close are read together, with what is between: a call costs more. Not through a
+// mapping: where the disk fails or the file shrinks, who touches that dies.
+constexpr int64_t kShortRun = 64, kMostTogether = 1 << 20;
 
 constexpr int64_t kPiece = 1 << 20;  // of what is read or written, and summed up
 
@@ -192,22 +193,43 @@ absl::Status SafetensorsFile::read(const StoredTensor& info, const Box& box, con
                                    const Box& to, void* out) const {
   const int64_t element = element_size(info.dtype);
   const int64_t begin = data_begin_ + info.begin;
+  struct Run {
+    int64_t from;
+    char* place;
+    int64_t bytes;
+  };
+  std::vector<Run> together;  // in the order of the file
+  std::vector<char> buffer;
   absl::Status status;
-  const std::byte* mapped = nullptr;
-  for_each_run(common, box, to, [&](int64_t from_place, int64_t to_place, int64_t count) {
-    if (!status.ok()) return;
-    const int64_t from = begin + from_place * element;
-    char* place = static_cast<char*>(out) + to_place * element;
-    const auto bytes = static_cast<size_t>(count * element);
-    if (count * element < kLongRun && common.numel() > count) {
-      if (mapped == nullptr) mapped = file_->mapped();
-      if (mapped != nullptr) {
-        std::memcpy(place, mapped + from, bytes);
-        return;
+  const auto read_together = [&] {
+    if (together.empty() || !status.ok()) return;
+    const int64_t from = together.front().from;
+    const auto bytes = static_cast<size_t>(together.back().from + together.back().bytes - from);
+    if (together.size() == 1) {
+      status = file_->read_at(from, together.front().place, bytes);
+    } else {
+      buffer.resize(std::max(buffer.size(), bytes));
+      status = file_->read_at(from, buffer.data(), bytes);
+      for (const Run& run : together) {
+        if (!status.ok()) break;
+        std::memcpy(run.place, buffer.data() + (run.from - from), static_cast<size_t>(run.bytes));
       }
     }
-    status = file_->read_at(from, place, bytes);
+    together.clear();
+  };
+  for_each_run(common, box, to, [&](int64_t from_place, int64_t to_place, int64_t count) {
+    const Run run = {begin + from_place * element, static_cast<char*>(out) + to_place * element,
+                     count * element};
+    if (!together.empty()) {
+      const int64_t end = together.back().from + together.back().bytes;
+      const bool is_near = run.bytes < kShortRun && run.from >= end &&
+                           run.from - end <= 4 * run.bytes &&
+                           run.from + run.bytes - together.front().from <= kMostTogether;
+      if (!is_near) read_together();
+    }
+    together.push_back(run);
   });
+  read_together();
   return status;
 }
 

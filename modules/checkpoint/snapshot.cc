@@ -152,6 +152,10 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
     if (!is_dtensor(one.tensor) && one.tensor.layout() != at::kStrided) {
       refuse_save(absl::StatusCode::kInvalidArgument, str_cat("'", one.name, "' is not dense"));
     }
+    if (one.tensor.is_meta()) {
+      refuse_save(absl::StatusCode::kFailedPrecondition,
+                  str_cat("'", one.name, "' has no values: it is on the meta device"));
+    }
     laid_out.is_plain = !is_dtensor(one.tensor);
     laid_out.layout = layout_on(mesh, context.connected_mesh().rank(), one);
     uint64_t sum = checksum(static_cast<uint64_t>(laid_out.dtype), one.name);

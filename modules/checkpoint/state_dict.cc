@@ -39,7 +39,9 @@ void check_name(const std::string& name) {
   refuse(absl::StatusCode::kInvalidArgument, "a name is empty, or no UTF-8");
 }
 
-std::set<std::string> non_persistent_fqns(const torch::nn::Module& module) {
+}  // namespace
+
+std::set<std::string> checkpoint_internal::non_persistent_fqns(const torch::nn::Module& module) {
   std::set<std::string> fqns;
   const auto add = [&](const torch::nn::Module& of, const std::string& prefix) {
     const auto* its = dynamic_cast<const NonPersistentBuffers*>(&of);
@@ -52,8 +54,6 @@ std::set<std::string> non_persistent_fqns(const torch::nn::Module& module) {
   }
   return fqns;
 }
-
-}  // namespace
 
 void StateDict::add_tensor(std::string name, at::Tensor tensor, std::vector<std::string> aliases) {
   check_name(name);
@@ -126,7 +126,7 @@ void StateDict::add_value(const std::string& name, NamedValue value) {
 }
 
 void add_module(StateDict& state, const torch::nn::Module& module, const std::string& prefix) {
-  const std::set<std::string> left_out = non_persistent_fqns(module);
+  const std::set<std::string> left_out = checkpoint_internal::non_persistent_fqns(module);
   for (const dtensor_internal::Member& member : dtensor_internal::members_of(module)) {
     if (!member.tensor.defined()) continue;
     std::vector<std::string> names;

@@ -40,6 +40,9 @@ namespace shardweave {
 
 namespace checkpoint_internal {
 
+// Of its NonPersistentBuffers (modules/non_persistent_buffers.h).
+std::set<std::string> non_persistent_fqns(const torch::nn::Module& module);
+
 // A tensor that is loaded in place.
 struct NamedTensor {
   std::string name;

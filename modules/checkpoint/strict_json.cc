@@ -12,6 +12,28 @@ namespace {
 // Ends a reading: what is behind it would be kept, whatever is said of it.
 struct TooDeep {};
 
+// Looks at numbers alone.
+struct WholeNumbers final : nlohmann::json_sax<Json> {
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t& text) override {
+    if (text.find_first_of(".eE") == string_t::npos) too_large = text;
+    return too_large.empty();
+  }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return true; }
+  bool key(string_t&) override { return true; }
+  bool end_object() override { return true; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(size_t, const std::string&, const Json::exception&) override { return false; }
+
+  std::string too_large;
+};
+
 }  // namespace
 
 absl::StatusOr<Json> parse_strict(std::string_view text) {
@@ -40,6 +62,15 @@ absl::StatusOr<Json> parse_strict(std::string_view text) {
   }
   if (is_twice) return absl::InvalidArgumentError(str_cat("the key \"", twice, "\" stands twice"));
   return json;
+}
+
+absl::Status check_whole_numbers(std::string_view text) {
+  WholeNumbers numbers;
+  Json::sax_parse(text.begin(), text.end(), &numbers);
+  if (numbers.too_large.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(str_cat(numbers.too_large.substr(0, 60),
+                                            " is a whole number of more than 64 bits: it would be "
+                                            "rounded; put it in quotes"));
 }
 
 absl::Status unexpected(const JsonPath& path, std::string_view wanted, const Json& got) {

@@ -20,6 +20,10 @@ using Json = nlohmann::json;
 // InvalidArgument: no JSON (with line and column), a key that stands twice, more than 64 levels.
 absl::StatusOr<Json> parse_strict(std::string_view text);
 
+// InvalidArgument for a whole number that needs more than 64 bits, which parse_strict() takes for the
+// floating-point number that is next to it.
+absl::Status check_whole_numbers(std::string_view text);
+
 // A place in a document, for messages: "tensors", "w", "pieces", "0".
 using JsonPath = std::vector<std::string>;
 // '"tensors", "w": wanted a list, not 3'.

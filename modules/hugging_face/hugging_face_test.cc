@@ -367,6 +367,20 @@ TEST(HuggingFaceTest, MissingAndUnexpectedMayBeAllowed) {
   });
 }
 
+// A file has no configuration, which would say what is computed: the module does.
+TEST(HuggingFaceTest, AFileAloneIsAllOfAModel) {
+  const std::string file = new_path("llama.safetensors");
+  const std::map<std::string, at::Tensor> tensors = all_of(reference("llama"));
+  write_safetensors(file, {tensors.begin(), tensors.end()});
+  on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
+    const nn::Model model = made(config_of("llama"), mesh, true, false);
+    EXPECT_TRUE(load_pretrained(file, *model.module, mesh).missing.empty());
+    const Inputs given = inputs_of("llama");
+    const at::Tensor x = distribute_tensor(given.inputs, mesh, Placements(1));
+    EXPECT_TRUE(at::allclose(full_tensor(model.forward({x})[0]), given.logits, 1e-3, 1e-4));
+  });
+}
+
 TEST(HuggingFaceTest, OlderAndNewerNamesAreRead) {
   // GPT-2's first files have no "transformer.", and masks.
   std::map<std::string, at::Tensor> old;
@@ -573,6 +587,7 @@ TEST(ModelConfigTest, OptionsComeBack) {
                          .head_dim = 6,
                          .hidden_act = nn::Activation::kGeluTanh,
                          .tie_word_embeddings = true,
+                         .pad_token_id = -1,
                          .rope_parameters = {.rope_type = "yarn",
                                              .rope_theta = 500,
                                              .factor = 4,

@@ -178,8 +178,10 @@ std::vector<ModelTensor> tensors_of(const torch::nn::Module& module, std::string
                                     const std::vector<std::string>& ignored, const char* what) {
   std::vector<ModelTensor> tensors;
   std::set<std::string_view> unmet(ignored.begin(), ignored.end());
+  const std::set<std::string> computed = checkpoint_internal::non_persistent_fqns(module);
   for (const Member& member : members_of(module)) {
-    bool is_ignored = false;
+    bool is_ignored = std::all_of(member.fqns.begin(), member.fqns.end(),
+                                  [&](const std::string& fqn) { return computed.contains(fqn); });
     for (const std::string& fqn : member.fqns) {
       if (std::find(ignored.begin(), ignored.end(), fqn) == ignored.end()) continue;
       is_ignored = true;

@@ -51,6 +51,7 @@ const std::vector<KindOfConfig>& kinds() {
         "initializer_range",
         "rms_norm_eps",
         "tie_word_embeddings",
+        "pad_token_id",
         "rope_theta",
         "rope_scaling",
         "rope_parameters",
@@ -86,6 +87,7 @@ const std::vector<KindOfConfig>& kinds() {
         "initializer_range",
         "rms_norm_eps",
         "tie_word_embeddings",
+        "pad_token_id",
         "rope_theta",
         "rope_scaling",
         "rope_parameters",
@@ -309,6 +311,7 @@ Json decoder_config(std::string_view kind, const Options& options) {
   json["tie_word_embeddings"] = options.tie_word_embeddings;
   put_rope(json, options.rope_parameters);
   json["attention_dropout"] = options.attention_dropout;
+  if (options.pad_token_id.has_value()) json["pad_token_id"] = *options.pad_token_id;
   return json;
 }
 

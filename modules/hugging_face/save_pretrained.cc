@@ -216,11 +216,13 @@ void save_pretrained(const std::string& directory, const torch::nn::Module& modu
         return made.status();
       });
     }
-    // Who cannot write goes on gathering: the others wait for it.
     for (size_t k = begin; k < i; ++k) {
+      // Here the others wait for a slow disk, and not in the gathering, which has the world's deadline.
+      if (k == begin || plan[k].tensor != plan[k - 1].tensor) status = agree(comm, mine, timeout);
+      if (!status.ok()) break;
       try {
         const at::Tensor whole = gatherer.whole_of(plan[k].tensor);
-        if (!is_mine || !mine.ok()) continue;
+        if (!is_mine || !mine.ok()) continue;  // the others go on until they agree
         const at::Tensor part = part_of_whole(whole, plan[k]);
         mine = writer->append(part.const_data_ptr(), static_cast<int64_t>(part.nbytes()));
         if (options.tensor_done != nullptr) options.tensor_done(bytes_of(plan[k].stored));
@@ -231,9 +233,10 @@ void save_pretrained(const std::string& directory, const torch::nn::Module& modu
             str_cat("cannot write: ", std::string_view(error.what()))));
       }
     }
-    if (is_mine && mine.ok()) mine = writer->finish();
-    writer.reset();
-    status = agree(comm, mine, timeout);
+    if (status.ok() && is_mine && mine.ok()) mine = writer->finish();
+    writer.reset();  // before rank 0 removes what is there, if it came to nothing
+    const absl::Status finished = agree(comm, mine, timeout);
+    if (status.ok()) status = finished;
   }
   check(status);
   const absl::Status published = status_of([&] {

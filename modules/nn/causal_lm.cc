@@ -3,6 +3,7 @@
 #include <string_view>
 #include <utility>
 
+#include "ATen/OpMathType.h"
 #include "ATen/ops/constant_pad_nd.h"
 #include "ATen/ops/cross_entropy_loss.h"
 #include "ATen/ops/linear.h"
@@ -15,7 +16,9 @@ namespace shardweave::nn {
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels,
                            int64_t ignore_index) {
   const at::Tensor next = at::constant_pad_nd(labels, {0, 1}, ignore_index).slice(1, 1);
-  return at::cross_entropy_loss(logits.flatten(0, 1), next.flatten(), /*weight=*/{},
+  // In 16 bits neither the sum nor the number of many positions is a number.
+  const at::Tensor scores = logits.to(at::toOpMathType(logits.scalar_type()));
+  return at::cross_entropy_loss(scores.flatten(0, 1), next.flatten(), /*weight=*/{},
                                 at::Reduction::Mean, ignore_index);
 }
 

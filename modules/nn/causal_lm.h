@@ -26,7 +26,7 @@ namespace shardweave::nn {
 
 // The mean cross entropy of every position's logits against the next position's label, over those
 // that are not `ignore_index`; the last position has none. logits: [batch, length, vocabulary],
-// whole or cut by the vocabulary.
+// whole or cut by the vocabulary; of 16 bits they become float32, as does the loss.
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& labels,
                            int64_t ignore_index = -100);
 
@@ -68,6 +68,8 @@ using DecoderLayer = torch::nn::ModuleHolder<Hooked<DecoderLayerImpl<Mlp>>>;
 
 struct DecoderOptions {
   int64_t vocab_size = 0;
+  // Of the token whose embedding begins as 0 and learns nothing; below 0: counted from the end.
+  std::optional<int64_t> pad_token_id;
   int64_t num_hidden_layers = 0;
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 0;
@@ -81,8 +83,9 @@ struct DecoderImpl : torch::nn::Module {
   template <typename MlpOptions>
   DecoderImpl(const DecoderOptions& options, const MlpOptions& mlp) {
     const int64_t hidden_size = options.attention.hidden_size;
-    embed_tokens =
-        register_module("embed_tokens", torch::nn::Embedding(options.vocab_size, hidden_size));
+    torch::nn::EmbeddingOptions embedding(options.vocab_size, hidden_size);
+    if (options.pad_token_id.has_value()) embedding.padding_idx(*options.pad_token_id);
+    embed_tokens = register_module("embed_tokens", torch::nn::Embedding(embedding));
     torch::nn::ModuleList list = register_module("layers", torch::nn::ModuleList());
     for (int64_t i = 0; i < options.num_hidden_layers; ++i) {
       layers.emplace_back(options.attention, mlp, options.rms_norm_eps);
@@ -120,6 +123,10 @@ struct CausalLmImpl : torch::nn::Module {
     lm_head = register_module("lm_head",
                               LmHead(tie_word_embeddings ? embedding : at::empty_like(embedding)));
     initialize(*this, initializer_range);
+    if (options.pad_token_id.has_value()) {
+      const c10::AutoGradMode no_grad(false);
+      embedding.select(0, *options.pad_token_id).zero_();
+    }
   }
 
   // [batch, length] -> [batch, length, vocab_size]

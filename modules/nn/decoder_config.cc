@@ -65,6 +65,11 @@ absl::Status check(const nn::DecoderOptions& options) {
                                     {"max_position_embeddings", options.max_position_embeddings}}) {
     if (absl::Status status = check_positive(name, value); !status.ok()) return status;
   }
+  if (const auto pad = options.pad_token_id.value_or(0);
+      pad < -options.vocab_size || pad >= options.vocab_size) {
+    return absl::InvalidArgumentError(
+        str_cat("pad_token_id is ", pad, "; the vocab_size is ", options.vocab_size));
+  }
   if (absl::Status status = nn::check(options.attention); !status.ok()) return status;
   return nn::check(options.rope, options.attention.head_size());
 }

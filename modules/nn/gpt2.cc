@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "ATen/ops/empty_like.h"
-#include "ATen/ops/scaled_dot_product_attention.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/modules/nn/attention.h"
 #include "shardweave/modules/nn/config.h"
 #include "shardweave/modules/nn/decoder_config.h"
 #include "shardweave/modules/nn/plan_entries.h"
@@ -92,9 +92,9 @@ at::Tensor Gpt2AttentionImpl::forward(const at::Tensor& x) {
   const auto heads = [&](const at::Tensor& y) {
     return y.view({x.size(0), x.size(1), heads_, x.size(2) / heads_}).transpose(1, 2);
   };
-  const at::Tensor mixed = at::scaled_dot_product_attention(
-      heads(parts[0]), heads(parts[1]), heads(parts[2]), /*attn_mask=*/{},
-      is_training() ? attn_pdrop_ : 0.0, /*is_causal=*/true, scale_);
+  const at::Tensor mixed =
+      nn_internal::attention(heads(parts[0]), heads(parts[1]), heads(parts[2]),
+                             is_training() ? attn_pdrop_ : 0.0, /*is_causal=*/true, scale_);
   return dropped(c_proj(mixed.transpose(1, 2).reshape(x.sizes())), resid_pdrop_, is_training());
 }
 

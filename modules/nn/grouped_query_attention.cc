@@ -3,9 +3,9 @@
 #include <string>
 #include <utility>
 
-#include "ATen/ops/scaled_dot_product_attention.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/modules/nn/attention.h"
 #include "shardweave/modules/nn/plan_entries.h"
 #include "shardweave/modules/nn/rotary_embedding.h"
 
@@ -80,9 +80,9 @@ at::Tensor GroupedQueryAttentionImpl::forward(const at::Tensor& x, const at::Ten
   }
   k = repeated(k, heads / shared);
   const at::Tensor v = repeated(split(v_proj(x), shared), heads / shared);
-  const at::Tensor mixed = at::scaled_dot_product_attention(
-      q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), /*attn_mask=*/{},
-      is_training() ? options_.dropout : 0.0, options_.is_causal);
+  const at::Tensor mixed =
+      nn_internal::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                             is_training() ? options_.dropout : 0.0, options_.is_causal);
   return o_proj(mixed.transpose(1, 2).reshape({batch, length, -1}));
 }
 

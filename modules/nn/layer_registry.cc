@@ -339,7 +339,11 @@ absl::StatusOr<ModulePtr> make_linear(const Values& v) {
 absl::StatusOr<ModulePtr> make_embedding(const Values& v) {
   torch::nn::EmbeddingOptions options(v.integer("num_embeddings"), v.integer("embedding_dim"));
   if (v.find("padding_idx") != nullptr && !v.find("padding_idx")->is_null()) {
-    options.padding_idx(v.integer("padding_idx"));
+    const int64_t index = v.integer("padding_idx"), rows = options.num_embeddings();
+    if (index < -rows || index >= rows) {
+      return v.refuse("padding_idx", str_cat("is ", index, "; there are ", rows, " embeddings"));
+    }
+    options.padding_idx(index);
   }
   options.scale_grad_by_freq(v.flag("scale_grad_by_freq", false));
   return std::make_shared<torch::nn::EmbeddingImpl>(options);

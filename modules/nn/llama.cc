@@ -22,6 +22,7 @@ absl::StatusOr<LlamaOptions> LlamaOptions::from_json(std::string_view text) {
   config->get("initializer_range", options.initializer_range);
   config->get("rms_norm_eps", options.rms_norm_eps);
   config->get("tie_word_embeddings", options.tie_word_embeddings);
+  config->get("pad_token_id", options.pad_token_id);
   nn_internal::read_rope(*config, options.rope_parameters);
   config->get("attention_bias", options.attention_bias);
   config->get("attention_dropout", options.attention_dropout);
@@ -33,6 +34,7 @@ absl::StatusOr<LlamaOptions> LlamaOptions::from_json(std::string_view text) {
 
 DecoderOptions LlamaOptions::decoder() const {
   return {.vocab_size = vocab_size,
+          .pad_token_id = pad_token_id,
           .num_hidden_layers = num_hidden_layers,
           .max_position_embeddings = max_position_embeddings,
           .rms_norm_eps = rms_norm_eps,

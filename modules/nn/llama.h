@@ -37,6 +37,7 @@ struct LlamaOptions {
   double initializer_range = 0.02;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = false;
+  std::optional<int64_t> pad_token_id;  // its embedding is 0 and learns nothing
   RopeOptions rope_parameters;
   bool attention_bias = false;
   double attention_dropout = 0;

@@ -37,6 +37,7 @@ struct MixtralOptions {
   double initializer_range = 0.02;
   double rms_norm_eps = 1e-5;
   bool tie_word_embeddings = false;
+  std::optional<int64_t> pad_token_id;  // its embedding is 0 and learns nothing
   RopeOptions rope_parameters = {.rope_theta = 1e6};
   double attention_dropout = 0;
   int64_t num_experts_per_tok = 2;

@@ -81,6 +81,8 @@ TEST(RegistryTest, ErrorsSayWhereAndWhat) {
   EXPECT_THAT(error_of("llama", R"({"num_key_value_heads": 5})"),
               HasSubstr("num_attention_heads 32 does not divide by num_key_value_heads 5"));
   EXPECT_THAT(error_of("llama", R"({"hidden_size": 0})"), HasSubstr("hidden_size is 0"));
+  EXPECT_THAT(error_of("mixtral", R"({"pad_token_id": 32000})"),
+              HasSubstr("pad_token_id is 32000; the vocab_size is 32000"));
   EXPECT_THAT(error_of("mixtral", R"({"sliding_window": 4096})"), HasSubstr("sliding_window"));
   EXPECT_THAT(error_of("mixtral", R"({"num_experts_per_tok": 9})"),
               HasSubstr("num_experts_per_tok is 9, but there are 8 experts"));

@@ -16,6 +16,7 @@
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/mesh/device_mesh.h"
+#include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/hugging_face_plan.h"
 #include "shardweave/modules/nn/causal_lm.h"
 #include "shardweave/modules/nn/registry.h"
@@ -224,6 +225,60 @@ TEST(ZooTest, VitTrainsAsOnOneDevice) {
 }
 
 // The names are theirs, so their plans fit: the base_model_tp_plan of transformers 5.
+// The row of the padding is 0 at first and learns nothing, wherever it lies.
+TEST(ZooTest, PaddingLearnsNothing) {
+  for (const int64_t pad : {3, -1}) {
+    const std::string text =
+        "{\"pad_token_id\": " + std::to_string(pad) + ", " + std::string(kLlama).substr(1);
+    const int64_t row = pad < 0 ? kVocabulary + pad : pad;
+    for (const bool cut : {false, true}) {
+      on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+        const Model model = deferred_init([&] { return *make_model("", text); });
+        parallelize_module(*model.module, mesh,
+                           cut ? model.plan(mesh->mesh(), {}) : ShardingPlan());
+        materialize(*model.module, {.seed = 3});
+        const at::Tensor embedding = model.module->named_parameters()["model.embed_tokens.weight"];
+        const at::Tensor before = full_tensor(embedding.detach());
+        EXPECT_EQ(before[row].abs().max().item<double>(), 0);
+        EXPECT_GT(before[row - 1].abs().max().item<double>(), 0);
+        const at::Tensor ids = (at::arange(20) + row - 2).remainder(kVocabulary).view({4, 5});
+        const at::Tensor there = distribute_tensor(ids, mesh, {{"dp", Shard(0)}});
+        next_token_loss(model.forward({there})[0], there).backward();
+        finish_grad_sync(*model.module);
+        const at::Tensor grad = full_tensor(embedding.grad());
+        EXPECT_EQ(grad[row].abs().max().item<double>(), 0);
+        EXPECT_GT(grad[row - 1].abs().max().item<double>(), 0);
+      });
+    }
+  }
+}
+
+// Sums of 16 bits would be infinite.
+TEST(ZooTest, LossesOfHalfPrecisionOverManyTokens) {
+  constexpr int64_t kTokens = 20'000, kWords = 4;
+  const at::Tensor logits =
+      at::sin(at::arange(4 * kTokens * kWords, at::kFloat)).view({4, kTokens, kWords}) * 20;
+  const at::Tensor labels = at::arange(4 * kTokens).remainder(kWords).view({4, kTokens});
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    const at::Tensor rounded = logits.to(dtype);
+    const auto wanted = next_token_loss(rounded.to(at::kFloat), labels).item<double>();
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      const at::Tensor there =
+          distribute_tensor(rounded, mesh, {{"dp", Shard(0)}}).requires_grad_();
+      const at::Tensor on = distribute_tensor(labels, mesh, {{"dp", Shard(0)}});
+      const at::Tensor loss = next_token_loss(there, on);
+      EXPECT_EQ(loss.scalar_type(), at::kFloat);
+      EXPECT_NEAR(loss.item<double>(), wanted, 1e-4);
+      loss.backward();
+      EXPECT_EQ(there.grad().scalar_type(), dtype);
+      EXPECT_GT(full_tensor(there.grad()).abs().max().item<double>(), 0);
+      const at::Tensor direct =
+          at::cross_entropy_loss(there.slice(1, 0, -1).flatten(0, 1), on.slice(1, 1).flatten());
+      EXPECT_NEAR(direct.item<double>(), wanted, wanted / 100);
+    });
+  }
+}
+
 TEST(ZooTest, HuggingFacesPlansFit) {
   constexpr char kPlanOfLlama[] = R"json({"layers.*.self_attn.q_proj": "colwise",
       "layers.*.self_attn.k_proj": "colwise", "layers.*.self_attn.v_proj": "colwise",

@@ -2,6 +2,7 @@
 // rows and columns are cut.
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -319,6 +320,7 @@ TEST(AdafactorTest, RefusesOptionsOutOfRange) {
     }
   };
   refused({.lr = -1}, "lr is -1");
+  refused({.lr = std::numeric_limits<double>::infinity()}, "lr is inf; wanted a finite number");
   refused({.beta2_decay = 0}, "beta2_decay is 0; wanted less than 0");
   refused({.eps1 = -1}, "eps1 is -1");
   refused({.eps2 = std::nan("")}, "eps2 is nan");

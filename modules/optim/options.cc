@@ -14,6 +14,7 @@ class Check {
   void operator()(const SgdOptions& o) const {
     lr_and_decay(o);
     not_negative("momentum", o.momentum);
+    finite("dampening", o.dampening);
     if (o.nesterov && (o.momentum <= 0 || o.dampening != 0)) {
       refuse("nesterov", 1, "a momentum and no dampening with it");
     }
@@ -57,6 +58,7 @@ class Check {
   }
   void not_negative(std::string_view name, double value) const {
     if (!(value >= 0)) refuse(name, value, "0 or more");
+    finite(name, value);
   }
   void beta(std::string_view name, double value) const {
     if (!(value >= 0 && value < 1)) refuse(name, value, "at least 0, less than 1");

@@ -121,7 +121,8 @@ std::string text_of(const TrainerOptions& options) {
       options.sync != nullptr, ", checkpoints '", options.checkpoints, "', save_every ",
       options.save_every, ", keep_last ", options.keep_last, ", resume ",
       static_cast<int>(options.resume), ", evaluate ", options.evaluate != nullptr,
-      ", evaluate_every ", options.evaluate_every, ", stop.every ", options.stop.every);
+      ", evaluate_every ", options.evaluate_every, ", step_done ", options.step_done != nullptr,
+      ", scale_changed ", options.scale_changed != nullptr, ", stop.every ", options.stop.every);
 }
 
 std::shared_ptr<Communicator> whole_mesh(const MeshPtr& mesh) {
@@ -242,7 +243,8 @@ class Trainer::Run {
     if (!parts_.has_run && parts_.checkpointer.has_value()) first_checkpoint();
     parts_.has_run = true;
     result_.first_step = parts_.steps_done;
-    parts_.scheduler->set_step(parts_.steps_done);
+    // A schedule is asked for steps that are taken, and no others.
+    parts_.scheduler->set_step(std::min(parts_.steps_done, options_.steps - 1));
     const absl::Status opened = agree(*parts_.comm, open_writers(), options_.save_timeout);
     if (!opened.ok()) throw Error(kTrainer, opened);
     const int64_t tokens = options_.throughput.tokens_per_step;
@@ -297,8 +299,7 @@ class Trainer::Run {
       own_writers_.push_back(std::make_unique<JsonLines>(*std::move(log)));
     }
     if (!options_.events.empty()) {
-      absl::StatusOr<EventFile> events =
-          EventFile::create(options_.events, result_.first_step > 0 ? result_.first_step + 1 : 0);
+      absl::StatusOr<EventFile> events = EventFile::create(options_.events, result_.first_step + 1);
       if (!events.ok()) return events.status();
       own_writers_.push_back(std::make_unique<EventFile>(*std::move(events)));
     }
@@ -331,13 +332,18 @@ class Trainer::Run {
     update(done);
     zero_grad();
     done.metrics.push_back({"lr", parts_.optimizer.lr()});
-    parts_.scheduler->step();
+    if (done.step < options_.steps) parts_.scheduler->step();
     return done;
   }
 
   // As if the last batches had not been.
   void leave_out(const PhiloxState& random, const std::string& position) {
-    finish_grad_sync(parts_.module, where_);
+    // A gradient hook is not to learn of them either.
+    if (options_.sync != nullptr) {
+      options_.sync->discard();
+    } else {
+      finish_grad_sync(parts_.module, where_);
+    }
     zero_grad();
     set_random_state(parts_.mesh, random);
     if (parts_.loader != nullptr) parts_.loader->set_position(position, where_);
@@ -413,6 +419,7 @@ class Trainer::Run {
     if (options_.step_done != nullptr) options_.step_done(done);
     is_stopping_ = is_stopping_ || stop_here();
     write_metrics(step, done.metrics);
+    last_metrics_ = done.metrics;
     bar_->step_done(absl::StrFormat("loss %.3f", done.loss));
     if (options_.save_every > 0 && step % options_.save_every == 0) save();
     throughput_->leave_out();
@@ -468,9 +475,10 @@ class Trainer::Run {
     }
     if (result_.is_exhausted && parts_.steps_done > result_.first_step &&
         evaluated_ != parts_.steps_done) {
-      std::vector<Metric> metrics;
+      // Of a step that is written again the last line counts.
+      std::vector<Metric> metrics = last_metrics_;
       evaluate(metrics);
-      if (!metrics.empty()) write_metrics(parts_.steps_done, metrics);
+      if (metrics.size() > last_metrics_.size()) write_metrics(parts_.steps_done, metrics);
     }
     for (MetricsWriter* writer : writers_) {
       if (metrics_status_.ok()) metrics_status_ = writer->flush();
@@ -485,6 +493,7 @@ class Trainer::Run {
   GracefulStop stop_;
   std::vector<std::unique_ptr<MetricsWriter>> own_writers_;
   std::vector<MetricsWriter*> writers_;  // of the first rank
+  std::vector<Metric> last_metrics_;     // of the last step
   absl::Status metrics_status_;          // the first error of one of them
   std::optional<ProgressBar> bar_;
   std::optional<Throughput> throughput_;

@@ -468,12 +468,14 @@ struct Writer final : MetricsWriter {
   using MetricsWriter::write;
   absl::Status write(int64_t, absl::Span<const Metric> metrics, absl::Time) override {
     ++lines;
-    last = metrics[0].name;
+    last = metrics.back().name;
+    last_has_loss = metrics[0].name == "loss";
     return absl::OkStatus();
   }
   absl::Status flush() override { return absl::OkStatus(); }
   int lines = 0;
   std::string last;
+  bool last_has_loss = false;
 };
 
 TEST(TrainerTest, BatchesThatAreLeftOverAreLeftOut) {
@@ -494,6 +496,7 @@ TEST(TrainerTest, BatchesThatAreLeftOverAreLeftOut) {
       const bool is_first = mesh->rank().value == 0;
       EXPECT_EQ(writer.lines, is_first ? 4 : 0);  // and what was evaluated at the end
       EXPECT_EQ(writer.last, is_first ? "evaluation_loss" : "");
+      EXPECT_EQ(writer.last_has_loss, is_first);  // a step that is written again is written whole
       // What was left out comes again, if there is more.
       EXPECT_THAT(trainee.trainer().state().value("loader"), HasSubstr("\"sample\":114"));
       EXPECT_TRUE(result.is_exhausted);
@@ -503,6 +506,55 @@ TEST(TrainerTest, BatchesThatAreLeftOverAreLeftOut) {
       }
     });
   }
+}
+
+// A gradient hook does not learn of what is left out.
+TEST(TrainerTest, AHookIsToldWhatIsLeftOut) {
+  struct Sums final : GradientHook {
+    std::string name() const override { return "sums"; }
+    void finish(GradientBucket& bucket) override {
+      bucket.all_reduce(bucket.flat);
+      bucket.wait();
+      ++(bucket.is_discarded ? discarded : finished);
+    }
+    int discarded = 0, finished = 0;
+  };
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const auto net = std::make_shared<NetImpl>();
+    const auto hook = std::make_shared<Sums>();
+    GradSync sync = distributed_data_parallel(*net, mesh, {.sync = {.hook = hook}});
+    FusedOptimizer optimizer(net->parameters(), AdamWOptions{.lr = 0.03});
+    TokenLoaderOptions batches = kBatches;
+    batches.epochs = 1;
+    batches.batch = 19;  // 7 batches: three steps of two
+    TokenLoader loader(files(), batches, mesh, NamedPlacements{{"dp", Shard(0)}});
+    Trainer trainer(*net, optimizer, mesh, {.steps = 100, .accumulate = 2, .sync = &sync});
+    const TrainerResult result =
+        trainer.run(loader, [&](const TokenBatch& batch) { return net->loss(batch); });
+    EXPECT_EQ(result.last_step, 3);
+    EXPECT_GT(hook->finished, 0);
+    EXPECT_EQ(hook->finished % 3, 0);
+    EXPECT_EQ(hook->discarded, hook->finished / 3);
+  });
+}
+
+// Of steps that are taken, and no other; a table of them is a schedule.
+TEST(TrainerTest, TheScheduleIsAskedForStepsThatThereAre) {
+  const std::string directory = new_path("table");
+  const auto table = [](int64_t step) {
+    return std::vector<double>{1, 0.5, 0.25}.at(static_cast<size_t>(step));
+  };
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    for (int run = 0; run < 2; ++run) {  // the second has nothing to do
+      Trainee trainee(
+          mesh, Way::kFsdp,
+          {.steps = 3, .schedule = table, .checkpoints = directory, .resume = Resume::kIfThere});
+      const TrainerResult result = trainee.run();
+      EXPECT_EQ(result.first_step, run == 0 ? 0 : 3);
+      EXPECT_EQ(result.last_step, 3);
+    }
+  });
+  EXPECT_EQ(list_checkpoints(directory).value(), std::vector<int64_t>{3});
 }
 
 TEST(TrainerTest, AScalerSkipsAStepAndIsSaved) {
@@ -570,6 +622,8 @@ TEST(TrainerTest, SaysWhatIsWrong) {
   says(error_of({.evaluate_every = 3}), kInvalidArgument, "evaluate is empty");
   says(error_of({.writers = {nullptr}}), kInvalidArgument, "a writer is null");
   says(error_of({.steps = 5}, {.steps = 6}), kInvalidArgument, "the options differ between ranks");
+  says(error_of({}, {.step_done = [](const TrainerStep&) {}}), kInvalidArgument,
+       "the options differ between ranks");
   says(error_of({.steps = 5}, {.steps = 0}), kInvalidArgument, "rank 1: steps is 0");
   says(error_of({.checkpoints = new_path("none"), .resume = Resume::kNewest}), kNotFound, "none");
   // A file for a directory, on the rank that writes.

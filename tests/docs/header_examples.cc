@@ -575,6 +575,7 @@ void fully_sharded(const Model& model, const MeshPtr& mesh, const at::Tensor& ba
   torch::optim::AdamW optimizer(model->parameters());
   auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});
   model->forward(x).sum().backward();
+  finish_grad_sync(*model);
   clip_grad_norm(model->parameters(), 1.0);
   optimizer.step();
 }

@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/Functions.h"
 #include "shardweave/comm/world.h"
+#include "shardweave/dtensor/dtensor.h"
 #include "shardweave/modules/data/sample_order.h"
 #include "shardweave/modules/data/token_file.h"
 #include "shardweave/modules/data/token_loader.h"
@@ -16,6 +18,7 @@
 #include "shardweave/modules/train/metrics_writer.h"
 #include "shardweave/modules/train/throughput.h"
 #include "shardweave/modules/train/trainer.h"
+#include "shardweave/placement/layout.h"
 #include "torch/nn/module.h"
 
 // Examples show what a call gives, and leave it at that.
@@ -58,6 +61,23 @@ void sample_order() {
 struct Model {
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 };
+
+void other_data(Model* model, const at::Tensor& images, const MeshPtr& mesh) {
+  const SampleOrder order = SampleOrder::create({.num_samples = images.size(0), .seed = 7}).value();
+  SamplePosition position;  // order.to_json(position) is for a checkpoint
+  for (int step = 0; step < 100; ++step) {
+    const int64_t batch = order.left(position, 32);
+    const Interval mine = chunk(batch, mesh->mesh().size(), mesh->coordinate()[0]);
+    std::vector<int64_t> rows;
+    for (int64_t i = mine.begin; i < mine.end; ++i) {
+      rows.push_back(order.sample(order.after(position, i)));
+    }
+    const at::Tensor local = images.index_select(0, at::tensor(rows, at::kLong));
+    const at::Tensor x = from_local(local, mesh, {Shard(0)}, {{batch, 3, 32, 32}});
+    model->loss(x, x).backward();
+    position = order.after(position, batch);
+  }
+}
 
 void token_loader(Model* model, const MeshPtr& mesh) {
   auto file = TokenFile::open("tokens.bin").value();
