@@ -1830,7 +1830,8 @@ typedef struct swv_clip_options {
 #define SWV_CLIP_OPTIONS_INIT {SWV_SIZE_TO(swv_clip_options, error_if_nonfinite), 2.0, 0}
 
 /* Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they
- * lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:
+ * lie, is above max_norm; one that is given twice counts once. An infinite max_norm only measures, and
+ * multiplies nothing, whatever the norm is. After finish_grad_sync. out_norm:
  * before the clipping, the same on every rank; may be NULL. SWV_CODE_INVALID_ARGUMENT for a
  * max_norm that is negative or no number. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_clip_grad_norm(swv_tensor* const* parameters,

@@ -106,7 +106,8 @@ absl::StatusOr<std::shared_ptr<SafetensorsFile>> open_checkpoint_file(
     std::shared_ptr<FileSystem> fs) {
   const std::string path = join_path(checkpoint, name);
   absl::StatusOr<std::shared_ptr<SafetensorsFile>> file =
-      SafetensorsFile::open(path, fs, Symlinks::kRefuse);
+      SafetensorsFile::open(path, fs, Symlinks::kRefuse,
+                            /*stays_open=*/manifest.files.size() <= kMostOpenFiles);
   const auto saved = manifest.files.find(name);
   if (saved == manifest.files.end()) {
     return absl::InternalError(str_cat("the manifest has no file '", name, "'"));

@@ -2,6 +2,7 @@
 // as if nothing had been.
 #include "shardweave/modules/checkpoint/checkpointer.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -500,6 +501,29 @@ TEST(CheckpointTest, BadFilesAreErrorsOnAllRanksBeforeAnythingIsApplied) {
   if (::geteuid() != 0) {
     fails([&] { fs::permissions(second, fs::perms::none); }, kPermissionDenied, second);
   }
+}
+
+TEST(CheckpointTest, MoreFilesThanAProcessMayHaveOpen) {
+  const std::string directory = new_directory("many");
+  constexpr int64_t kRanks = 270;
+  on_mesh({{"dp", kRanks}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    state.add_tensor(
+        "x", distribute_tensor(at::arange(2 * kRanks), mesh, {Shard(0)}, {.source = std::nullopt}));
+    save_checkpoint(directory, 1, state, mesh);
+  });
+  rlimit limit = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit few = {.rlim_cur = 200, .rlim_max = limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    const at::Tensor x = zeros({2 * kRanks}, mesh, {Replicate()}, at::kLong);
+    state.add_tensor("x", x);
+    load_checkpoint(directory, state, mesh);
+    EXPECT_TRUE(at::equal(full_tensor(x), at::arange(2 * kRanks)));
+  });
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
 TEST(CheckpointTest, AManifestIsNoLargerThanItCanBe) {

@@ -281,6 +281,36 @@ absl::StatusOr<std::string> read_file(FileSystem& fs, const std::string& path, i
   return text;
 }
 
+namespace {
+
+class FileOfEachRead final : public ReadableFile {
+ public:
+  FileOfEachRead(std::shared_ptr<FileSystem> fs, std::string path, Symlinks symlinks, int64_t size)
+      : fs_(std::move(fs)), path_(std::move(path)), symlinks_(symlinks), size_(size) {}
+  int64_t size() const override { return size_; }
+  absl::Status read_at(int64_t offset, void* out, size_t size) const override {
+    const auto file = fs_->open(path_, symlinks_);
+    return file.ok() ? (*file)->read_at(offset, out, size) : file.status();
+  }
+  const std::byte* mapped() const override { return nullptr; }
+
+ private:
+  const std::shared_ptr<FileSystem> fs_;
+  const std::string path_;
+  const Symlinks symlinks_;
+  const int64_t size_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ReadableFile>> open_for_each_read(std::shared_ptr<FileSystem> fs,
+                                                                 const std::string& path,
+                                                                 Symlinks symlinks) {
+  const auto file = fs->open(path, symlinks);
+  if (!file.ok()) return file.status();
+  return std::make_unique<FileOfEachRead>(std::move(fs), path, symlinks, (*file)->size());
+}
+
 absl::Status create_directories(FileSystem& fs, const std::string& path) {
   if (path.size() > 1 && path.back() == '/') {  // "run/" is made in what "run" is made in
     return create_directories(fs, path.substr(0, path.size() - 1));

@@ -46,6 +46,9 @@ class ReadableFile {
   virtual void will_need(int64_t /*offset*/, int64_t /*size*/) const {}
 };
 
+// How many files a reader of many keeps open: processes may have 1,024 descriptors, and others want some.
+constexpr size_t kMostOpenFiles = 256;
+
 enum class EntryKind : uint8_t { kFile, kDirectory, kSymlink, kOther };
 struct DirectoryEntry {
   std::string name;
@@ -82,6 +85,11 @@ class FileSystem {
 };
 
 std::shared_ptr<FileSystem> posix_file_system();
+
+// A file that is opened anew by each read, and closed: of which there are too many to keep open.
+absl::StatusOr<std::unique_ptr<ReadableFile>> open_for_each_read(std::shared_ptr<FileSystem> fs,
+                                                                 const std::string& path,
+                                                                 Symlinks symlinks);
 
 // All of a small file; OutOfRange for a larger one.
 absl::StatusOr<std::string> read_file(FileSystem& fs, const std::string& path, int64_t most_bytes,

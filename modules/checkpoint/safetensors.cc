@@ -127,11 +127,13 @@ absl::StatusOr<SafetensorsHeader> parse_safetensors_header(std::string_view json
 // --- reading -------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<SafetensorsFile>> SafetensorsFile::open(
-    const std::string& path, std::shared_ptr<FileSystem> fs, Symlinks symlinks) {
+    const std::string& path, std::shared_ptr<FileSystem> fs, Symlinks symlinks, bool stays_open) {
   std::shared_ptr<SafetensorsFile> result(new SafetensorsFile);
   result->path_ = path;
   result->fs_ = fs != nullptr ? std::move(fs) : posix_file_system();
-  absl::StatusOr<std::unique_ptr<ReadableFile>> file = result->fs_->open(path, symlinks);
+  absl::StatusOr<std::unique_ptr<ReadableFile>> file =
+      stays_open ? result->fs_->open(path, symlinks)
+                 : open_for_each_read(result->fs_, path, symlinks);
   if (!file.ok()) return file.status();
   result->file_ = *std::move(file);
   const int64_t size = result->file_->size();

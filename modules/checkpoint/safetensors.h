@@ -58,9 +58,10 @@ absl::StatusOr<SafetensorsHeader> parse_safetensors_header(std::string_view json
 
 class SafetensorsFile {
  public:
+  // `stays_open`: else it is opened anew by each read.
   static absl::StatusOr<std::shared_ptr<SafetensorsFile>> open(
       const std::string& path, std::shared_ptr<FileSystem> fs = nullptr,
-      Symlinks symlinks = Symlinks::kFollow);
+      Symlinks symlinks = Symlinks::kFollow, bool stays_open = true);
 
   const std::string& path() const { return path_; }
   int64_t bytes() const { return file_->size(); }
@@ -69,7 +70,7 @@ class SafetensorsFile {
   const StoredTensor* find(std::string_view name) const;
 
   // A tensor of this file, whole, or a box of it; `out` has room for it, and gets it row-major. Reads
-  // these bytes and no others. InvalidArgument for a box that is not in the tensor.
+  // these bytes and no others, but for what is between rows of less than 64 bytes. InvalidArgument for a box that is not in the tensor.
   absl::Status read(const StoredTensor& info, void* out) const;
   absl::Status read(const StoredTensor& info, const Box& box, void* out) const;
   // The part `common` of a tensor that holds `box` of a larger one, to where it lies in the array

@@ -712,8 +712,10 @@ absl::StatusOr<std::vector<TensorSource>> dcp_sources(const std::string& directo
       const StoredChunk& place = found->second;
       std::shared_ptr<ReadableFile>& file = open[place.file];
       if (file == nullptr) {
-        absl::StatusOr<std::shared_ptr<ReadableFile>> opened =
-            open_file(*fs, join_path(directory, place.file));
+        const std::string where = join_path(directory, place.file);
+        auto opened = open.size() <= kMostOpenFiles
+                          ? fs->open(where, Symlinks::kFollow)
+                          : open_for_each_read(fs, where, Symlinks::kFollow);
         if (!opened.ok()) return opened.status();
         file = *std::move(opened);
       }
