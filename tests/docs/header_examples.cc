@@ -580,6 +580,12 @@ void fully_sharded(const Model& model, const MeshPtr& mesh, const at::Tensor& ba
   optimizer.step();
 }
 
+void master_weights(const Model& model, const MeshPtr& mesh) {
+  fully_shard(*model, mesh,
+              {.units = {"blocks.*"}, .param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat});
+  FusedOptimizer optimizer(model->parameters(), AdamWOptions{.lr = 3e-4});  // of float32
+}
+
 void divided_optimizer(const Model& model, const MeshPtr& mesh, const ParameterPlan& plan,
                        const at::Tensor& batch) {
   distribute_module(*model, mesh, plan);
