@@ -43,7 +43,8 @@ enum class WhenBusy : uint8_t {
 };
 
 struct CheckpointOptions {
-  // How many checkpoints stay; older ones are removed after a new one is there. 0: all.
+  // How many checkpoints stay; older ones are removed after a new one is there. 0: all. Directories
+  // without a manifest are somebody else's, and neither counted nor removed.
   int64_t keep_last = 0;
   WhenBusy when_busy = WhenBusy::kWait;  // of save_async()
   // How long ranks wait for the slowest to write its part.
@@ -86,8 +87,9 @@ class Checkpointer {
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   // DIRECTORY/step-000100 when it returns. What the optimizer or the model does afterwards is not in it.
-  // Throws Error: AlreadyExists for a step that is there; FailedPrecondition if another run saves
-  // there, or there is a later step (a run that goes back to an older checkpoint saves elsewhere);
+  // Throws Error: AlreadyExists for a step that is there (that save_async() has saved, too: at the end of a
+  // run wait() is enough); FailedPrecondition if another run saves there, or there is a later step (a run
+  // that goes back to an older checkpoint saves elsewhere);
   // ResourceExhausted, PermissionDenied, ... of the disk; InvalidArgument for a state or a step that
   // differs between ranks, and a Partial; what wait() throws.
   void save(int64_t step, const StateDict& state,
