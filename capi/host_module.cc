@@ -241,8 +241,7 @@ std::string HostModule::fqn() const {
 }
 
 void HostModule::set_mesh(const MeshPtr& mesh, const std::string& fqn) {
-  mesh_ = mesh;
-  fqn_on_mesh_ = fqn;
+  *site_ = {mesh, fqn, redistribution};
   for (const auto& [name, child] : children_) {
     child->set_mesh(mesh, fqn.empty() ? name : str_cat(fqn, ".", name));
   }
@@ -290,7 +289,7 @@ swv_module* new_module(const HostModule::Found& found) {
 void name_mesh(const swv_module& module, const MeshPtr& mesh) {
   if (module.library != nullptr) {
     if (module.library->mesh() == nullptr) module.library->set_mesh(mesh, "");
-  } else if (module.host->mesh() == nullptr) {
+  } else if (module.host->site()->mesh == nullptr) {
     module.host->set_mesh(mesh);
   }
 }

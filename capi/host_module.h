@@ -70,8 +70,13 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
   // That it and all modules inside lie there, with their names in what was distributed, of which no
   // more may be left. They tell traces what runs.
   void set_mesh(const MeshPtr& mesh, const std::string& fqn = "");
-  const MeshPtr& mesh() const { return mesh_; }  // null: none
-  const std::string& fqn_on_mesh() const { return fqn_on_mesh_; }
+  // What its forward in the host's code has to know of it, whether it is still there or not.
+  struct Site {
+    MeshPtr mesh;                                                                   // null: none
+    std::string fqn;                                                                // there
+    std::shared_ptr<const modules_internal::ForwardRedistribution> redistribution;  // null: none
+  };
+  const std::shared_ptr<Site>& site() const { return site_; }
 
   std::string_view advice() const override;
 
@@ -100,8 +105,7 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
   std::optional<torch::jit::Module> script_;            // its tensors and parts are in the tree too
   std::optional<size_t> training_slot_;                 // in the script
   std::map<std::string, Method, std::less<>> methods_;  // those that were called
-  MeshPtr mesh_;
-  std::string fqn_on_mesh_;
+  const std::shared_ptr<Site> site_ = std::make_shared<Site>();
 };
 
 }  // namespace shardweave::capi
@@ -113,7 +117,7 @@ struct swv_module : shardweave::capi::Handle<shardweave::capi::Kind::kModule> {
 };
 
 struct swv_forward : shardweave::capi::Handle<shardweave::capi::Kind::kForward> {
-  std::shared_ptr<shardweave::capi::HostModule> module;
+  std::shared_ptr<const shardweave::capi::HostModule::Site> site;
 };
 
 struct swv_plan : shardweave::capi::Handle<shardweave::capi::Kind::kPlan> {

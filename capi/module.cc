@@ -142,8 +142,7 @@ swv_forward* forward_of(swv_module* module, const char* fqn) {
                   "is of a file, and so is its forward: plans meet it without, and "
                   "swv_module_call runs it");
   }
-  auto* const made =
-      make<swv_forward>(std::static_pointer_cast<HostModule>(found.host->shared_from_this()));
+  auto* const made = make<swv_forward>(found.host->site());
   found.host->is_met = true;
   return made;
 }
@@ -162,13 +161,14 @@ std::vector<at::Tensor> laid_out(const swv_tensor* const* tensors, size_t count,
 
 void begin_forward(const swv_forward* forward, swv_grad_mode mode, const swv_tensor* const* inputs,
                    size_t num_inputs, swv_tensor** out_inputs, swv_scope** out_scope) {
-  const HostModule& module = *in(forward, "forward").module;
+  // Held: the host's code that it runs may free the caller's handle.
+  const std::shared_ptr<const HostModule::Site> site = in(forward, "forward").site;
   swv_scope*& result = out(out_scope, "out_scope");
   const CallMode call_mode(mode, "mode");
   Owned<swv_scope> scope =
-      new_scope<ForwardRun>(module.redistribution, mode, static_cast<int>(num_inputs));
+      new_scope<ForwardRun>(site->redistribution, mode, static_cast<int>(num_inputs));
   ForwardRun& run = std::get<ForwardRun>(scope->scope);
-  if (module.mesh() != nullptr) run.scope.emplace(module.mesh(), module.fqn_on_mesh());
+  if (site->mesh != nullptr) run.scope.emplace(site->mesh, site->fqn);
   write_tensors(laid_out(inputs, num_inputs, "inputs", out_inputs, "out_inputs",
                          [&](int index, const at::Tensor& tensor) {
                            return run.plan == nullptr ? tensor : run.plan->input(index, tensor);
@@ -336,7 +336,7 @@ swv_status* swv_module_forward(swv_module* module, const char* fqn, swv_forward*
 
 swv_status* swv_forward_share(const swv_forward* forward, swv_forward** out_forward) {
   return guarded(__func__, out_forward, "out_forward",
-                 [&] { return make<swv_forward>(in(forward, "forward").module); });
+                 [&] { return make<swv_forward>(in(forward, "forward").site); });
 }
 
 void swv_forward_free(swv_forward* forward) {

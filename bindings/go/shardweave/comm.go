@@ -127,6 +127,9 @@ func run[T Number](ctx context.Context, g *Comm, in, out []T, call c.Collective,
 	}
 	defer r.leave()
 	if err := usable(ctx); err != nil {
+		if ctx != nil { // the others, which may be there already, are told
+			c.CommAbort(g.handle, err.Error())
+		}
 		return err
 	}
 	call.In, call.InCount = memory(in), int64(len(in))
@@ -134,10 +137,13 @@ func run[T Number](ctx context.Context, g *Comm, in, out []T, call c.Collective,
 	call.DType = int32(dtypeOf[T]())
 	if deadline, ok := ctx.Deadline(); ok {
 		call.Timeout = time.Until(deadline)
+		if call.Timeout < time.Millisecond { // 0 is the group's own
+			call.Timeout = time.Millisecond
+		}
 	}
 	stop := onDone(ctx, func() { c.CommAbort(g.handle, ctx.Err().Error()) })
+	defer stop()
 	err = public(c.CommRun(g.handle, &call))
-	stop()
 	return because(ctx, err)
 }
 

@@ -101,9 +101,12 @@ func newError(code Code, message string) *Error {
 
 // private turns what a callback returns into what the inner package understands.
 func private(err error) error {
+	if exact, ok := err.(*Error); ok {
+		return &c.Error{Code: int32(exact.Code), Message: exact.Message}
+	}
 	var outer *Error
-	if errors.As(err, &outer) {
-		return &c.Error{Code: int32(outer.Code), Message: outer.Message}
+	if errors.As(err, &outer) { // with what was said around it
+		return &c.Error{Code: int32(outer.Code), Message: err.Error()}
 	}
 	var code Code
 	if errors.As(err, &code) {

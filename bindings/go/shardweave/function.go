@@ -10,6 +10,9 @@ import (
 // Function is a function with a derivative of its own; see [Apply]. Tensors that its methods get, and
 // those that they make and do not return, are closed when they return. A panic in them is an error of
 // whoever called.
+//
+// As every function that the library calls, they return an error or panic: runtime.Goexit (testing's FailNow and
+// Fatal) would leave the library's own frames without their destructors, and ends the process.
 type Function interface {
 	// Forward is called once, and returns the outputs.
 	Forward(ctx *FunctionContext, inputs []*Tensor) ([]*Tensor, error)

@@ -291,7 +291,7 @@ func TestAutograd(t *testing.T) {
 }
 
 // cube has a derivative that is wrong on purpose: 100 times as large.
-type cube struct{ fail, panics bool }
+type cube struct{ fail, panics, noCode bool }
 
 func (f cube) Forward(ctx *sw.FunctionContext, in []*sw.Tensor) ([]*sw.Tensor, error) {
 	return []*sw.Tensor{in[0].Mul(in[0]).Mul(in[0])}, ctx.Save(in[0])
@@ -300,6 +300,9 @@ func (f cube) Forward(ctx *sw.FunctionContext, in []*sw.Tensor) ([]*sw.Tensor, e
 func (f cube) Backward(ctx *sw.FunctionContext, grads []*sw.Tensor) ([]*sw.Tensor, error) {
 	if f.fail {
 		return nil, &sw.Error{Code: sw.DataLoss, Message: "the dog ate it"}
+	}
+	if f.noCode {
+		return nil, fmt.Errorf("layer 3: %w", &sw.Error{Message: "the cat sat on it"})
 	}
 	if f.panics {
 		panic("oh")
@@ -434,6 +437,11 @@ func functionsOfTheHost(t *testing.T) {
 	}
 	y = mustOf(sw.Apply(cube{fail: true}, "cube", 1, x))[0]
 	if err := y.Backward(); !errors.Is(err, sw.DataLoss) || !strings.Contains(err.Error(), "the dog ate it") {
+		t.Error(err)
+	}
+	y = mustOf(sw.Apply(cube{noCode: true}, "cube", 1, x))[0]
+	if err := y.Backward(); !errors.Is(err, sw.Unknown) || !strings.Contains(err.Error(), "layer 3: ") ||
+		!strings.Contains(err.Error(), "the cat sat on it") {
 		t.Error(err)
 	}
 	y = mustOf(sw.Apply(cube{panics: true}, "cube", 1, x))[0]

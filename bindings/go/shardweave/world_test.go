@@ -134,7 +134,57 @@ func TestAContextOfACollective(t *testing.T) {
 	}
 }
 
+// A rank whose context is done before it calls tells the others, which wait for it.
+func TestAContextThatIsDoneBefore(t *testing.T) {
+	start := time.Now()
+	err := sw.RunRanks(background, 2, func(w *sw.World) error {
+		if w.Rank() == 1 {
+			if err := w.Comm().Barrier(background); err == nil {
+				return errors.New("the group was not broken")
+			}
+			return nil
+		}
+		ctx, cancel := context.WithCancel(background)
+		cancel()
+		if err := w.Comm().Barrier(ctx); !errors.Is(err, context.Canceled) {
+			return fmt.Errorf("barrier: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if passed := time.Since(start); passed > 30*time.Second {
+		t.Errorf("it took %v", passed)
+	}
+}
+
+// Numbers may lie beside pointers.
+func TestNumbersWithinAStruct(t *testing.T) {
+	run(t, 2, func(w *sw.World) error {
+		trainer := &struct {
+			w     *sw.World
+			stats [2]float64
+		}{w, [2]float64{1, 2}}
+		if err := sw.AllReduce(background, w.Comm(), trainer.stats[:], trainer.stats[:], sw.Sum); err != nil {
+			return err
+		}
+		if trainer.stats != [2]float64{2, 4} {
+			return fmt.Errorf("the sums are %v", trainer.stats)
+		}
+		x := sw.FromSlice(w, trainer.stats[:], []int64{2})
+		if err := sw.CopyFrom(x, trainer.stats[:]); err != nil {
+			return err
+		}
+		return x.Err()
+	})
+}
+
 func TestOptionsOfWorlds(t *testing.T) {
+	if err := sw.RunRanks(background, 1, func(*sw.World) error { return nil }, sw.WithTimeout(-time.Second)); !errors.Is(err, sw.InvalidArgument) {
+		t.Errorf("a timeout below 0: %v", err)
+	}
+
 	given := make(chan struct{})
 	err := sw.RunRanks(background, 2, func(w *sw.World) error {
 		if w.Rank() == 1 {

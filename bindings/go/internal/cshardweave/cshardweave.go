@@ -118,15 +118,20 @@ func flag(b bool) C.swv_bool {
 	return 0
 }
 
+// millis is 0, the library's own, only for 0; what is negative the library refuses.
 func millis(d time.Duration) C.int64_t {
-	if d <= 0 {
-		return 0
-	}
-	if d < time.Millisecond {
+	switch {
+	case d > 0 && d < time.Millisecond:
 		return 1
+	case d < 0 && d > -time.Millisecond:
+		return -1
 	}
 	return C.int64_t(d.Milliseconds())
 }
+
+// bytes is memory of Go's as cgo looks at it: by its type, which has no pointers, and not at all of the
+// object that it lies in.
+func bytes(p unsafe.Pointer) *C.char { return (*C.char)(p) }
 
 func BuildInfo() string { return C.GoString(C.swv_build_info()) }
 
@@ -360,7 +365,7 @@ func CommRun(c Comm, call *Collective) error {
 	if counts < len(call.OutCounts) {
 		counts = len(call.OutCounts)
 	}
-	return result(C.swvgo_collective(c, C.swv_collective_kind(call.Kind), call.In, C.int64_t(call.InCount), call.Out,
+	return result(C.swvgo_collective(c, C.swv_collective_kind(call.Kind), bytes(call.In), C.int64_t(call.InCount), bytes(call.Out),
 		C.int64_t(call.OutCount), C.swv_dtype(call.DType), int64s(call.InCounts), int64s(call.OutCounts),
 		C.size_t(counts), C.int32_t(call.Reduce), C.int32_t(call.Root),
 		flag(call.HasIn), flag(call.HasOut), millis(call.Timeout), a.orNull(call.Tag)))

@@ -114,20 +114,27 @@ func swvgo_log(handle C.uintptr_t, message *C.char) {
 
 // callback runs what must not panic across the border.
 func callback(f func() error) (status *C.swv_status) {
-	code, message := C.swv_code(C.SWV_CODE_UNKNOWN), ""
+	code, message, failed, returned := C.swv_code(C.SWV_CODE_UNKNOWN), "", true, false
 	defer func() {
 		if p := recover(); p != nil {
 			code, message = C.SWV_CODE_INTERNAL, fmt.Sprintf("panic: %v\n\n%s", p, debug.Stack())
+		} else if !returned {
+			// Goexit cannot be stopped, and the library's own frames would go without their destructors.
+			fmt.Fprintf(os.Stderr, "shardweave: runtime.Goexit (testing's FailNow, Fatal) within a function that the library "+
+				"calls; return an error from it\n\n%s", debug.Stack())
+			os.Exit(2)
 		}
-		if code != C.SWV_CODE_OK {
+		if failed {
 			text := C.CString(strings.ReplaceAll(message, "\x00", "?"))
 			defer C.free(unsafe.Pointer(text))
 			status = C.swv_status_new(code, text)
 		}
 	}()
-	switch err := f().(type) {
+	err := f()
+	returned = true
+	switch err := err.(type) {
 	case nil:
-		code = C.SWV_CODE_OK
+		failed = false
 	case *Error:
 		code, message = C.swv_code(err.Code), err.Message
 	default:

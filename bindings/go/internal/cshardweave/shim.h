@@ -470,7 +470,18 @@ static inline swv_status* swvgo_tensor_create(int32_t factory, double value, con
   }
 }
 
-static inline swv_status* swvgo_tensor_from_data(const void* data, size_t num_bytes,
+// Memory of Go's is char here: of a void* cgo checks the whole object that it lies in.
+static inline swv_status* swvgo_tensor_copy_to_host(const swv_tensor* tensor, char* data,
+                                                    size_t num_bytes) {
+  return swv_tensor_copy_to_host(tensor, data, num_bytes);
+}
+
+static inline swv_status* swvgo_tensor_copy_from_host(swv_tensor* tensor, const char* data,
+                                                      size_t num_bytes) {
+  return swv_tensor_copy_from_host(tensor, data, num_bytes);
+}
+
+static inline swv_status* swvgo_tensor_from_data(const char* data, size_t num_bytes,
                                                  const int64_t* sizes, size_t ndim, swv_dtype dtype,
                                                  swv_bool requires_grad, swv_device device,
                                                  swv_tensor** out_tensor) {
@@ -702,8 +713,8 @@ static inline swv_status* swvgo_mesh_set_cost_model(swv_mesh* mesh, const swv_li
 }
 
 // One collective that waits: memory of Go is in use only during the call.
-static inline swv_status* swvgo_collective(swv_comm* comm, swv_collective_kind kind, const void* in,
-                                           int64_t in_count, void* out, int64_t out_count,
+static inline swv_status* swvgo_collective(swv_comm* comm, swv_collective_kind kind, const char* in,
+                                           int64_t in_count, char* out, int64_t out_count,
                                            swv_dtype dtype, const int64_t* in_counts,
                                            const int64_t* out_counts, size_t num_counts,
                                            int32_t reduce_op_or_tag, int32_t peer, swv_bool has_in,

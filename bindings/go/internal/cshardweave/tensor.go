@@ -29,9 +29,9 @@ func TensorCreate(factory int32, value float64, sizes []int64, dtype int32, requ
 	return out, err
 }
 
-func TensorFromData(data unsafe.Pointer, bytes int, sizes []int64, dtype int32, requiresGrad bool, device Device) (Tensor, error) {
+func TensorFromData(data unsafe.Pointer, size int, sizes []int64, dtype int32, requiresGrad bool, device Device) (Tensor, error) {
 	var out Tensor
-	err := result(C.swvgo_tensor_from_data(data, C.size_t(bytes), int64s(sizes), C.size_t(len(sizes)),
+	err := result(C.swvgo_tensor_from_data(bytes(data), C.size_t(size), int64s(sizes), C.size_t(len(sizes)),
 		C.swv_dtype(dtype), flag(requiresGrad), device.c(), &out))
 	return out, err
 }
@@ -132,12 +132,12 @@ func TensorPicture(t Tensor) (string, error) {
 	return text(out), nil
 }
 
-func TensorCopyToHost(t Tensor, data unsafe.Pointer, bytes int) error {
-	return result(C.swv_tensor_copy_to_host(t, data, C.size_t(bytes)))
+func TensorCopyToHost(t Tensor, data unsafe.Pointer, size int) error {
+	return result(C.swvgo_tensor_copy_to_host(t, bytes(data), C.size_t(size)))
 }
 
-func TensorCopyFromHost(t Tensor, data unsafe.Pointer, bytes int) error {
-	return result(C.swv_tensor_copy_from_host(t, data, C.size_t(bytes)))
+func TensorCopyFromHost(t Tensor, data unsafe.Pointer, size int) error {
+	return result(C.swvgo_tensor_copy_from_host(t, bytes(data), C.size_t(size)))
 }
 
 func TensorDistribute(t Tensor, m Mesh, l Layout, source int64) (Tensor, error) {

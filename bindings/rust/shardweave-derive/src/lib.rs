@@ -124,7 +124,7 @@ fn arm(variant: &Variant) -> Result<TokenStream> {
             let what = FieldOptions::of(field)?;
             if what.is_default() {
                 let field = quote_spanned! {field.ty.span()=>
-                    ::shardweave::Module::members(inner, members);
+                    members.wrapped(inner);
                 };
                 return Ok(quote!(Self::#name(inner) => { #field }));
             }

@@ -7,6 +7,7 @@ use std::ptr;
 
 use shardweave_sys as sys;
 
+use crate::autograd::{with_grad_mode, GradMode};
 use crate::debug::{report, Report};
 use crate::error::{Of, Result};
 use crate::ffi::{c_text, status_of};
@@ -201,7 +202,8 @@ unsafe extern "C" fn loss_of_model(
     status_of(|| {
         // SAFETY: as in make_model().
         let search = unsafe { &mut *search.cast::<Search<'_>>() };
-        let loss = (search.loss)(&Mesh::from_handle(create!(swv_mesh_share(mesh))?))?;
+        let mesh = Mesh::from_handle(create!(swv_mesh_share(mesh))?);
+        let loss = with_grad_mode(GradMode::Grad, || (search.loss)(&mesh))?;
         // SAFETY: the same.
         unsafe { *out_loss = loss.into_raw() };
         Ok(())

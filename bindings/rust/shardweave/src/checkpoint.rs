@@ -151,13 +151,25 @@ impl State {
 
     /// Where the mesh stands in its random numbers, as the value "random".
     pub fn add_random(&self, mesh: &Mesh) -> Result<()> {
-        call!(swv_state_add_random(self.as_ptr(), std::ptr::null(), mesh.as_ptr()))
+        self.add_random_as("random", mesh)
+    }
+
+    /// The same under another name: of a second mesh.
+    pub fn add_random_as(&self, name: &str, mesh: &Mesh) -> Result<()> {
+        let name = c_text(name, "name").of("State::add_random_as")?;
+        call!(swv_state_add_random(self.as_ptr(), name.as_ptr(), mesh.as_ptr()))
     }
 
     /// Where the loader stands, as the value "loader": it goes on there once loaded, on any number of
     /// ranks.
     pub fn add_loader(&self, loader: &TokenLoader) -> Result<()> {
-        call!(swv_state_add_loader(self.as_ptr(), std::ptr::null(), loader.as_ptr()))
+        self.add_loader_as("loader", loader)
+    }
+
+    /// The same under another name: of a second loader.
+    pub fn add_loader_as(&self, name: &str, loader: &TokenLoader) -> Result<()> {
+        let name = c_text(name, "name").of("State::add_loader_as")?;
+        call!(swv_state_add_loader(self.as_ptr(), name.as_ptr(), loader.as_ptr()))
     }
 
     /// JSON of the program's own, the same on all ranks. Loading replaces it.

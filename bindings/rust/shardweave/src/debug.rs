@@ -6,6 +6,7 @@ use std::ptr::{self, NonNull};
 
 use shardweave_sys as sys;
 
+use crate::autograd::{with_grad_mode, GradMode};
 use crate::error::{Of, Result};
 use crate::ffi::{status_of, take_string};
 use crate::module::{handle_of, Module};
@@ -164,7 +165,9 @@ pub fn verify<M: Module + ?Sized, R: Module + ?Sized>(
     const NAME: &str = "debug::verify";
     let (module, _forwards) = handle_of(module).of(NAME)?;
     let (reference, _others) = handle_of(reference).of(NAME)?;
-    let (mut run, mut other) = (|| run().map(Some), || run_reference().map(Some));
+    // Gradients are compared, whatever mode the caller is in.
+    let mut run = || with_grad_mode(GradMode::Grad, &mut run).map(Some);
+    let mut other = || with_grad_mode(GradMode::Grad, &mut run_reference).map(Some);
     let mut runs = Runs { run: &mut run, reference: Some(&mut other) };
     let raw = sys::swv_verify_options {
         tolerance: options.tolerance,

@@ -110,6 +110,12 @@ impl Members {
         self.prefix.truncate(length);
     }
 
+    /// Those of a module that this one is: of an enum what its variant wraps.
+    #[doc(hidden)]
+    pub fn wrapped<M: Module + ?Sized>(&mut self, module: &M) {
+        self.visit(module);
+    }
+
     /// Those inside first, so that a module may draw anew what these have drawn.
     fn visit<M: Module + ?Sized>(&mut self, module: &M) {
         module.members(self);

@@ -103,14 +103,26 @@ macro_rules! integers {
 }
 integers!(i8, i16, i32, i64, u8, u16, u32);
 
-/// A number that the library has no type for is the largest that it has, and refused where an index
-/// or a size was wanted.
+/// The kind of a number that the library has no type for, which it refuses.
+const TOO_LARGE: i32 = -1;
+
+/// What is wrong with the arguments, if that is it.
+fn too_large(arguments: &[Arg<'_>]) -> Option<Error> {
+    let place = arguments.iter().position(|argument| argument.0.kind == TOO_LARGE)?;
+    let message =
+        format!("argument {place} is more than {}, the largest integer there is", i64::MAX);
+    Some(Error::new(Code::OutOfRange, message))
+}
+
 macro_rules! wide_integers {
     ($($type:ty),*) => {
         $(impl From<$type> for Arg<'_> {
             #[inline]
             fn from(number: $type) -> Self {
-                Arg::number(sys::SWV_VALUE_INT, i64::try_from(number).unwrap_or(i64::MAX))
+                match i64::try_from(number) {
+                    Ok(number) => Arg::number(sys::SWV_VALUE_INT, number),
+                    Err(_) => Arg::number(TOO_LARGE, 0),
+                }
             }
         })*
     };
@@ -729,6 +741,7 @@ fn call_op<R: FromResults>(op: NonNull<sys::swv_op>, arguments: &[Arg<'_>]) -> R
             count,
         ))
     })
+    .map_err(|error| too_large(arguments).unwrap_or(error))
 }
 
 #[cfg(test)]

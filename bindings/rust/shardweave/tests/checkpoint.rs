@@ -221,6 +221,9 @@ fn a_loader_goes_on_where_it_was() -> Result<()> {
             let mut loader = TokenLoader::new(&[&file], &options)?;
             let state = State::new()?;
             state.add_loader(&loader)?;
+            state.add_loader_as("second", &loader)?;
+            state.add_random(&mesh)?;
+            state.add_random_as("other", &mesh)?;
             let mut checkpointer = Checkpointer::new(&mesh, folder.0.join("run")).open()?;
             if saves {
                 loader.next().unwrap()?;

@@ -7,7 +7,7 @@ use shardweave::{
     apply, args, auto_plan, deferred_init, materialize, no_grad, AutoPlanOptions, Code, CostModel,
     DeviceCost, Error, Forward, Function, FunctionContext, GradSync, GradSyncOptions, LinkCost,
     MaterializeOptions, Members, Mesh, Module, NativeModule, ParameterPlan, PatchCall,
-    Placement::*, ReduceOp, Result, Source, Tensor, World,
+    Placement::*, ReduceOp, Result, Source, State, Tensor, World,
 };
 
 const MESHES: [&[(&str, i64)]; 3] = [&[("tp", 1)], &[("tp", 2)], &[("dp", 2), ("tp", 2)]];
@@ -305,6 +305,17 @@ fn a_module_of_both() {
                     VerifyOptions::default(),
                 )?;
                 assert!(found.same, "{}", found.report);
+                assert!(found.report.table.contains(" gradients"), "{}", found.report);
+                let again = no_grad(|| {
+                    debug::verify(
+                        &model,
+                        || model.forward(&x),
+                        &plain,
+                        || plain.forward(&x),
+                        VerifyOptions::default(),
+                    )
+                })?;
+                assert_eq!(again.report.table, found.report.table);
                 no_grad(|| plain.last.weight.copy_(&(&plain.last.weight.detach()? * 2.0)?))?;
                 let found = debug::verify(
                     &model,
@@ -662,4 +673,32 @@ fn model_of() -> Result<NativeModule> {
     let model = NativeModule::new("Linear", r#"{"in_features": 3, "out_features": 2}"#)?;
     fill(&model)?;
     Ok(model)
+}
+
+/// A module with a forward of its own above one of the library's is used as often as one likes.
+#[test]
+fn a_forward_above_a_native_module_does_not_hold_it() {
+    #[derive(Module)]
+    struct Block {
+        linear: NativeModule,
+        forward: Forward,
+    }
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("tp", 2)])?;
+            let linear = NativeModule::new("Linear", r#"{"in_features": 4, "out_features": 2}"#)?;
+            let block = Block { linear, forward: Forward::new() };
+            let plan = ParameterPlan::new().forward("output", &[("tp", Replicate)]);
+            block.distribute(&mesh, &plan, Source::Rank(0))?;
+            for _ in 0..2 {
+                State::new()?.add_module(&block)?;
+                debug::dump(&block)?;
+            }
+            // The plan is still met.
+            let x = Tensor::ones(&[4, 4])?.distribute(&mesh, [("tp", Shard(0))])?;
+            let [y] = block.forward.run([&x], |[x]| Ok([block.linear.call(args![&x])?]))?;
+            assert_eq!(y.layout()?.to_string(), "[R]");
+            Ok(())
+        })
+        .unwrap();
 }

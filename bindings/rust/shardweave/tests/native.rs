@@ -496,3 +496,19 @@ fn modules_by_hand() {
     module.eval();
     assert!(!module.1.get());
 }
+
+/// What an enum wraps is drawn anew, and says how it shards, as what a field has.
+#[test]
+fn what_an_enum_wraps_is_initialized() -> Result<()> {
+    #[derive(Module)]
+    enum Projection {
+        Dense(nn::Linear),
+    }
+    let projection =
+        nn::init::skip(|| -> Result<Projection> { Ok(Projection::Dense(nn::Linear::new(3, 8)?)) })?;
+    let Projection::Dense(linear) = &projection;
+    shardweave::no_grad(|| linear.weight.fill_(0.0))?;
+    projection.initialize()?;
+    assert!(linear.weight.abs()?.sum()?.item::<f64>()? > 0.0);
+    Ok(())
+}

@@ -205,6 +205,7 @@ fn attention_as_it_is_written() {
             let expected = module.o_proj.forward(&join(y)?)?;
             close(&module.forward_with(&x, None, Some(&all))?, &expected, 1e-12);
             close(&module.cross(&x, &x, Some(&all))?, &expected, 1e-12);
+            close(&module.cross(&x, &x, None)?, &expected, 1e-12);
         }
         let packed = nn::with_dtype(DType::F64, || nn::MultiheadAttention::new(dim, heads))?;
         let weights = packed.in_proj_weight.split(dim, 0)?;

@@ -716,3 +716,16 @@ fn devices() {
     assert_eq!(there.dtype().unwrap(), DType::F32);
     assert!(x.to_device(Device::Cuda(0)).is_err(), "tests run without a GPU");
 }
+
+/// A number that no type of the library's has is an error, and no other number.
+#[test]
+fn integers_above_those_of_64_bits_are_errors() -> Result<()> {
+    let x = Tensor::from_slice(&[1u8, 2], &[2])?;
+    let mask = Tensor::from_slice(&[true, false], &[2])?;
+    let fill = Op::find("aten::masked_fill.Scalar")?;
+    let error = fill.call::<Tensor>(args![&x, &mask, u64::MAX]).unwrap_err();
+    assert_eq!(error.code(), Code::OutOfRange, "{error}");
+    assert!(error.message().contains("argument 2 is more than 9223372036854775807"), "{error}");
+    fill.call::<Tensor>(args![&x, &mask, 7u64])?;
+    Ok(())
+}

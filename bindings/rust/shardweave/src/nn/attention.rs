@@ -153,13 +153,13 @@ impl Attention {
         rotary: Option<&Rotary>,
         mask: Option<&Tensor>,
     ) -> Result<Tensor> {
-        self.attend(x, x, rotary, mask)
+        self.attend(x, x, rotary, mask, self.options.causal)
     }
 
     /// Of the tokens of `x` to those of `context`: all of them, or those of the mask.
     #[track_caller]
     pub fn cross(&self, x: &Tensor, context: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-        self.attend(x, context, None, mask)
+        self.attend(x, context, None, mask, false)
     }
 
     #[track_caller]
@@ -169,6 +169,7 @@ impl Attention {
         context: &Tensor,
         rotary: Option<&Rotary>,
         mask: Option<&Tensor>,
+        causal: bool,
     ) -> Result<Tensor> {
         let options = &self.options;
         let head_dim = options.head_dim.unwrap_or(options.dim / options.heads);
@@ -182,7 +183,7 @@ impl Attention {
         let dropout = if self.training.get() { options.dropout } else { 0.0 };
         let grouped = options.kv_heads != options.heads;
         let no_scale: Option<f64> = None;
-        let causal = options.causal && mask.is_none();
+        let causal = causal && mask.is_none();
         let y: Tensor =
             ATTENTION.call(args![&q, &k, &v, mask, dropout, causal, no_scale, grouped])?;
         self.o_proj.forward(&join_heads(&y)?)
@@ -192,7 +193,7 @@ impl Attention {
 impl Layer for Attention {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.attend(x, x, None, None)
+        self.attend(x, x, None, None, self.options.causal)
     }
 }
 
