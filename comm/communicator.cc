@@ -456,6 +456,7 @@ absl::Status Communicator::wait(const Token& token) {
 }
 
 absl::Status Communicator::wait_on(const Token& token, DeviceStream stream) {
+  if (!backend_->supports(DeviceType::kCuda)) return wait(token);  // there is no stream to wait
   const absl::Status status = backend_->wait_on(token.ticket, stream);
   return status.ok() ? status : fail(status);
 }
@@ -546,7 +547,10 @@ absl::StatusOr<std::shared_ptr<Communicator>> Communicator::subgroup(
                                               rank(), " is not among [", list, "]"));
   }
   std::string key = str_cat(group.name, "/", list);
-  str_append(&key, "/", subgroups_made_[key]++);
+  {
+    std::lock_guard lock(mutex_);  // threads may make several at a time
+    str_append(&key, "/", subgroups_made_[key]++);
+  }
   absl::StatusOr<std::unique_ptr<Backend>> backend =
       backend_->subgroup(std::move(group), ranks, key,
                          deadline_after(std::chrono::steady_clock::now(), options_.timeout));

@@ -93,8 +93,9 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
       make_prefix_store(std::move(store), absl::StrCat("shardweave/", info.run, "/")),
       std::move(group), {.interface = options.interface, .timeout = deadline - absl::Now()});
   if (!backend.ok()) return backend.status();
-  const auto until =
-      std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(deadline - absl::Now());
+  // A century: more overflows clocks.
+  const absl::Duration left = std::min(deadline - absl::Now(), absl::Hours(24 * 365 * 100));
+  const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(left);
   if (absl::Status same = same_backend_everywhere(**backend, options, until); !same.ok())
     return same;
   const int local_rank = info.local_rank.value_or(roster->local_rank(info.rank));
@@ -111,7 +112,8 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
 
   // A rank that is connected may leave and take its store along; nobody does before all are
   // connected.
-  absl::Status all = comm->barrier({.timeout = deadline - absl::Now(), .tag = "join_world"}).wait();
+  const absl::Duration at_last = std::max(deadline - absl::Now(), absl::Nanoseconds(1));
+  absl::Status all = comm->barrier({.timeout = at_last, .tag = "join_world"}).wait();
   if (!all.ok()) return all;
   const int local_size = info.local_world_size.value_or(roster->local_size(info.rank));
   const std::optional<int> threads = threads_per_rank(Environment::of_process(), limits,

@@ -20,7 +20,8 @@
 
 namespace shardweave {
 
-// Waits for the others until `deadline`, and no longer than options.timeout. Errors, on every rank
+// Waits for the others until `deadline`, and no longer than options.timeout; for a rank 0 that does not
+// come five seconds more, in which it could still say what is wrong. Errors, on every rank
 // and naming the ranks that are at fault: those of check_in() and of the backend; InvalidArgument
 // for an unknown backend or numbers that contradict each other; of backend "nccl" those of
 // nccl_backend.h: FailedPrecondition where there is no driver, no NCCL or an old one,

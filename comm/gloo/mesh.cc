@@ -393,8 +393,10 @@ absl::StatusOr<::gloo::transport::tcp::attr> choose_address(const std::vector<st
   for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
     sockaddr_storage address{};
     std::memcpy(&address, each->ai_addr, std::min<size_t>(each->ai_addrlen, sizeof(address)));
-    if (!is_loopback(address)) return attr;
     ::getnameinfo(each->ai_addr, each->ai_addrlen, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
+    if (is_loopback(address)) continue;
+    attr.hostname = text;  // this one: Gloo would take the name's first
+    return attr;
   }
   return absl::FailedPreconditionError(str_cat(several, "leads only to itself (", text,
                                                ", as on Debian and Ubuntu): name the network "

@@ -139,6 +139,16 @@ TEST(InprocTest, AFullRingWaitsWithADeadline) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
 }
 
+// There is no stream that could wait in the host's place.
+TEST(InprocTest, WaitingOnAStreamHasTheDeadlineToo) {
+  InprocHub hub(2);
+  std::shared_ptr<Communicator> other = hub.connect(1);
+  std::shared_ptr<Communicator> comm = hub.connect(0);
+  const absl::Status status =
+      comm->barrier({.timeout = absl::Milliseconds(50)}).wait_on(DeviceStream());
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+}
+
 TEST(InprocTest, TooManyMessagesAreAnErrorNotAHang) {
   InprocHub hub(2);
   std::shared_ptr<Communicator> comm = hub.connect(0);

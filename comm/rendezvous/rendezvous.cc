@@ -73,6 +73,13 @@ class Reader {
   absl::Status status_;
 };
 
+// The largest numbers are those of steps that Slurm makes by itself: the shell of salloc, a batch script.
+bool is_step_of_srun(const std::optional<std::string>& id) {
+  constexpr uint64_t kReserved = 0xfffffff0;
+  uint64_t number = 0;
+  return id.has_value() && !(absl::SimpleAtoi(*id, &number) && number >= kReserved);
+}
+
 // Fills in the host of rank 0 and where that comes from.
 void find_host(Reader& reader, RendezvousInfo& info) {
   MeetingPoint& point = info.meeting_point;
@@ -120,7 +127,9 @@ void find_port(Reader& reader, RendezvousInfo& info) {
     // Nobody can tell the others a port before they have met, so all compute the same one, above
     // the range that systems hand out by themselves (Linux: up to 60999). If it is taken, rank 0
     // says so.
-    const int step = reader.optional_number({"SLURM_STEP_ID"}, 0, kMaxInt).value_or(0);
+    const bool has_step = is_step_of_srun(reader.get("SLURM_STEP_ID"));
+    const int step =
+        has_step ? reader.optional_number({"SLURM_STEP_ID"}, 0, kMaxInt).value_or(0) : 0;
     point.port = static_cast<uint16_t>(61440 + (*job % 4096 + step % 4096) % 4096);
     point.origin += ", port computed from SLURM_JOB_ID; MASTER_PORT chooses another";
     return;
@@ -152,7 +161,8 @@ absl::StatusOr<RendezvousInfo> detect_rendezvous(const Environment& environment)
   for (const Launcher& launcher : known_launchers()) {
     marks.push_back(
         absl::StrCat(std::string(launcher.mark), " (", std::string(launcher.name), ")"));
-    if (!environment.get(launcher.mark)) continue;
+    const std::optional<std::string> mark = environment.get(launcher.mark);
+    if (!mark || (launcher.mark == "SLURM_STEP_ID" && !is_step_of_srun(mark))) continue;
     Reader reader(launcher, environment);
     RendezvousInfo info;
     info.launcher = launcher.name;

@@ -171,6 +171,17 @@ TEST(RendezvousTest, ABatchScriptIsNoRank) {
   EXPECT_EQ(detect_rendezvous(Environment(variables)).status().code(), absl::StatusCode::kNotFound);
 }
 
+// The shell that salloc gives is a step of Slurm's own.
+TEST(RendezvousTest, AnInteractiveShellIsNoRank) {
+  const Variables shell = changed(kSlurm, {{"SLURM_STEP_ID", "4294967290"}});
+  EXPECT_EQ(detect_rendezvous(Environment(shell)).status().code(), absl::StatusCode::kNotFound);
+  Variables from_there = kOpenMpi;
+  from_there.erase("MASTER_PORT");
+  from_there["SLURM_JOB_ID"] = "123456";
+  from_there["SLURM_STEP_ID"] = "4294967290";
+  EXPECT_GE(detect(from_there).meeting_point.port, 61440);
+}
+
 TEST(RendezvousTest, OpenMpi) {
   const RendezvousInfo info = detect(kOpenMpi);
   EXPECT_EQ(info.launcher, "Open MPI");

@@ -252,6 +252,14 @@ def install(runfiles, prefix, link, cpp):
     return version
 
 
+def of_nobody(member):
+    """A member of an archive as anybody may unpack it, and everybody read it."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode |= 0o755 if member.isdir() else 0o444
+    return member
+
+
 def main():
     parser = argparse.ArgumentParser(prog="./bazelw run //tools:install --", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -276,7 +284,7 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             version = install(arguments.runfiles, folder, False, arguments.cpp)
             with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
-                tar.add(folder, arcname=f"shardweave-{version}")
+                tar.add(folder, arcname=f"shardweave-{version}", filter=of_nobody)
         print(f"Shardweave {version} is in {archive}")
 
 

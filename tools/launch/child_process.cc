@@ -33,8 +33,8 @@ void become(const ChildProcess& child, char* const* argv, char* const* environme
   if (child.error >= 0 && ::dup2(child.error, STDERR_FILENO) < 0) return;
   if (child.inherited >= 0 && ::fcntl(child.inherited, F_SETFD, 0) != 0) return;
 
-  // Ignored signals stay ignored over exec, and so does the mask.
-  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGCHLD}) ::signal(signal, SIG_DFL);
+  // Ignored signals stay ignored over exec, and so does the mask. (SIGINT and SIGHUP are to: nohup.)
+  for (int signal : {SIGTERM, SIGPIPE, SIGCHLD}) ::signal(signal, SIG_DFL);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);

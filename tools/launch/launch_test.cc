@@ -281,6 +281,21 @@ TEST(LaunchTest, SignalsArePassedOn) {
   }
 }
 
+// nohup: whoever logs out ends nothing.
+TEST(LaunchTest, WhatWasIgnoredStaysIgnored) {
+  for (int signal : {SIGHUP, SIGINT}) {
+    const auto before = ::signal(signal, SIG_IGN);
+    Launched run(shell(2, "echo $$ >$SCRATCH/pid$RANK; sleep 0.5; echo done"));
+    ::signal(signal, before);
+    const int rank = run.wait_for_number("pid0");
+    run.wait_for_number("pid1");
+    ::kill(run.pid(), signal);
+    ::kill(rank, signal);
+    EXPECT_EQ(run.wait(), 0);
+    EXPECT_THAT(run.lines(), UnorderedElementsAre("[0] done", "[1] done"));
+  }
+}
+
 // "Save and end", of a batch system: the run goes on as long as it wants, and its end is its own.
 TEST(LaunchTest, UserSignalsAreMessages) {
   for (int signal : {SIGUSR1, SIGUSR2}) {

@@ -80,6 +80,13 @@ absl::StatusOr<Listener> listen_on_loopback() {
   return listener;
 }
 
+// As nohup and shells' background jobs have it: what is blocked would come all the same.
+bool stays_ignored(int signal) {
+  struct sigaction now = {};
+  return (signal == SIGINT || signal == SIGHUP) && ::sigaction(signal, nullptr, &now) == 0 &&
+         now.sa_handler == SIG_IGN;
+}
+
 // Blocks signals and reads them from a descriptor instead, for as long as it lives.
 class Signals {
  public:
@@ -89,7 +96,7 @@ class Signals {
     sigset_t set;
     ::sigemptyset(&set);
     for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD, SIGPIPE}) {
-      ::sigaddset(&set, signal);
+      if (!stays_ignored(signal)) ::sigaddset(&set, signal);
     }
     ::pthread_sigmask(SIG_BLOCK, &set, &old_mask_);
     fd_ = FileDescriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
