@@ -178,6 +178,29 @@ TEST(ConnectedMeshTest, GroupsAreMadeSideBySide) {
   one.join();
 }
 
+TEST(ConnectedMeshTest, ManyGroupsAreMadeAtOnce) {
+  run(2, [](World& world) {
+    constexpr int kGroups = 40;
+    std::vector<std::shared_ptr<ConnectedMesh>> meshes;
+    for (int i = 0; i < kGroups; ++i) {
+      meshes.push_back(init_device_mesh(world, {{absl::StrCat("d", i), 2}}).value());
+    }
+    std::vector<std::shared_ptr<Communicator>> made(kGroups);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kGroups; ++i) {  // the ranks in other orders
+      const auto g = static_cast<size_t>(world.rank() == 0 ? i : kGroups - 1 - i);
+      threads.emplace_back([&, g] { made[g] = meshes[g]->communicator(0).value(); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& comm : made) {
+      int64_t sum = 1;
+      const Buffer buffer = Buffer::of(&sum, 1);
+      EXPECT_TRUE(comm->all_reduce(buffer, buffer, ReduceOp::kSum).wait().ok());
+      EXPECT_EQ(sum, 2);
+    }
+  });
+}
+
 TEST(ConnectedMeshTest, MeshAndWorldMustAgree) {
   run(2, [](World& world) {
     const absl::Status status = init_device_mesh(world, {{"dp", 2}, {"tp", 4}}).status();
