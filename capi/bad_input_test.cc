@@ -118,7 +118,7 @@ const std::vector<Function> kFunctions = {
     F(swv_mesh_random_state), F(swv_mesh_set_random_state), F(swv_mesh_use_random_state), F(swv_set_num_threads),
     F(swv_module_create), F(swv_module_create_by_kind), F(swv_module_load), F(swv_module_add_parameter),
     F(swv_module_add_buffer), F(swv_module_num_parameters), F(swv_module_parameter),
-    F(swv_module_num_buffers), F(swv_module_buffer), F(swv_module_get), F(swv_module_call),
+    F(swv_module_num_buffers), F(swv_module_buffer), F(swv_module_buffer_is_persistent), F(swv_module_get), F(swv_module_call),
     F(swv_module_call_named), F(swv_module_patch), F(swv_function_context_original), F(swv_module_add_child), F(swv_module_child), F(swv_module_train), F(swv_deferred_init), F(swv_module_materialize),
     F(swv_tensor_is_deferred), F(swv_module_fully_shard), F(swv_mesh_reshard), F(swv_mesh_fully_shard_counters), F(swv_module_full_params), F(swv_full_params_get), F(swv_full_params_end), F(swv_grad_sync_create), F(swv_grad_sync_no_sync), F(swv_grad_sync_discard), F(swv_grad_sync_counts),
     F(swv_grad_sync_num_states), F(swv_grad_sync_state), F(swv_grad_sync_set_states),

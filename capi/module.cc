@@ -7,6 +7,7 @@
 #include "shardweave/capi/scopes.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/distribute_module.h"
+#include "shardweave/modules/checkpoint/state_dict.h"
 #include "shardweave/modules/sharding_plan_json.h"
 
 namespace shardweave::capi {
@@ -55,6 +56,13 @@ void write_named(const std::vector<Named>& all, size_t index, const char* what,
   Owned<swv_string> fqn(out_fqn == nullptr ? nullptr : new_string(all[index].fqn));
   if (out_tensor != nullptr) *out_tensor = make<swv_tensor>(all[index].tensor);
   if (out_fqn != nullptr) *out_fqn = fqn.release();
+}
+
+bool is_persistent(const swv_module* module, size_t index) {
+  swv_string* fqn = nullptr;
+  write_named(tensors_of(module, Slot::kBuffer), index, "buffers", &fqn, nullptr);
+  const Owned<swv_string> owned(fqn);
+  return !checkpoint_internal::non_persistent_fqns(any_module(module)).contains(owned->text);
 }
 
 // What a call runs.
@@ -279,6 +287,12 @@ swv_status* swv_module_buffer(const swv_module* module, size_t index, swv_string
   return guarded(__func__, [&] {
     write_named(tensors_of(module, Slot::kBuffer), index, "buffers", out_fqn, out_tensor);
   });
+}
+
+swv_status* swv_module_buffer_is_persistent(const swv_module* module, size_t index,
+                                            swv_bool* out_is_persistent) {
+  return guarded(__func__, out_is_persistent, "out_is_persistent",
+                 [&] { return is_persistent(module, index); });
 }
 
 swv_status* swv_module_get(const swv_module* module, const char* fqn, swv_tensor** out_tensor) {

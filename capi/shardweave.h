@@ -1234,6 +1234,11 @@ SWV_API SWV_MUST_USE swv_status* swv_module_parameter(const swv_module* module, 
 SWV_API SWV_MUST_USE swv_status* swv_module_num_buffers(const swv_module* module, size_t* out_num);
 SWV_API SWV_MUST_USE swv_status* swv_module_buffer(const swv_module* module, size_t index,
                                                    swv_string** out_fqn, swv_tensor** out_tensor);
+/* 0 for one that a module of the library's computes from its options (a Llama's rotary frequencies):
+ * swv_state_add_module and the functions for Hugging Face's files leave it out. */
+SWV_API SWV_MUST_USE swv_status* swv_module_buffer_is_persistent(const swv_module* module,
+                                                                 size_t index,
+                                                                 swv_bool* out_is_persistent);
 /* A parameter or buffer, by any of its names; SWV_CODE_NOT_FOUND suggests names that are nearly the
  * same. */
 SWV_API SWV_MUST_USE swv_status* swv_module_get(const swv_module* module, const char* fqn,

@@ -99,6 +99,7 @@ void Fuzzer::queries() {
         swv_string_free(string);
         keep(t);
       }
+      done(swv_module_buffer_is_persistent(pick(modules_), below(3), &yes));
       done(swv_module_zero_grad(pick(modules_)));
       done(swv_optimizer_lr(pick(optimizers_), &lr));
       break;

@@ -86,12 +86,21 @@ func (m *Module) withoutTransients() (c.Module, error) {
 	}
 	all := func() error {
 		for _, list := range []struct {
-			number func(c.Module) (int, error)
-			at     func(c.Module, int) (string, c.Tensor, error)
-		}{{c.ModuleNumParameters, c.ModuleParameter}, {c.ModuleNumBuffers, c.ModuleBuffer}} {
+			number     func(c.Module) (int, error)
+			at         func(c.Module, int) (string, c.Tensor, error)
+			areBuffers bool
+		}{{c.ModuleNumParameters, c.ModuleParameter, false}, {c.ModuleNumBuffers, c.ModuleBuffer, true}} {
 			n, err := list.number(m.handle)
 			for i := 0; i < n && err == nil; i++ {
-				err = add(list.at(m.handle, i))
+				name, handle, failed := list.at(m.handle, i)
+				if failed == nil && list.areBuffers {
+					var transient bool
+					transient, err = m.isTransient(name, i)
+					there[name] = there[name] || transient
+				}
+				if failed = add(name, handle, failed); err == nil {
+					err = failed
+				}
 			}
 			if err != nil {
 				return err

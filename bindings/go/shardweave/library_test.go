@@ -1138,3 +1138,21 @@ func TestOneFamilyOfModels(t *testing.T) {
 		return nil
 	})
 }
+
+// What a module of the library's computes from its options no file has.
+func TestBuffersThatAreComputed(t *testing.T) {
+	w := alone(t)
+	defer w.Close()
+	llama := mustOf(w.ModuleByKind("llama", `{"model_type": "llama", "vocab_size": 7, "hidden_size": 8,
+		"intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2}`))
+	for _, buffer := range mustOf(llama.Buffers()) {
+		if !strings.HasSuffix(buffer.Name, "inv_freq") || !buffer.Transient {
+			t.Errorf("%s: transient %v", buffer.Name, buffer.Transient)
+		}
+	}
+	for _, parameter := range mustOf(llama.Parameters()) {
+		if parameter.Transient {
+			t.Error(parameter.Name)
+		}
+	}
+}

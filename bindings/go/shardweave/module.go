@@ -150,7 +150,16 @@ type NamedTensor struct {
 	Transient bool // a buffer that checkpoints do not have; see [World.ModuleOf]
 }
 
-func (m *Module) list(number func(c.Module) (int, error), at func(c.Module, int) (string, c.Tensor, error)) ([]NamedTensor, error) {
+// isTransient says it of a buffer: the struct's tag, or the library of its own modules.
+func (m *Module) isTransient(name string, buffer int) (bool, error) {
+	if m.transient[name] {
+		return true, nil
+	}
+	persistent, err := c.ModuleBufferIsPersistent(m.handle, buffer)
+	return !persistent, err
+}
+
+func (m *Module) list(number func(c.Module) (int, error), at func(c.Module, int) (string, c.Tensor, error), areBuffers bool) ([]NamedTensor, error) {
 	return ask(func(r *rank) ([]NamedTensor, error) {
 		n, err := number(m.handle)
 		if err != nil {
@@ -163,6 +172,11 @@ func (m *Module) list(number func(c.Module) (int, error), at func(c.Module, int)
 				return nil, err
 			}
 			all[i] = NamedTensor{name, r.tensor(handle), m.transient[name]}
+			if areBuffers {
+				if all[i].Transient, err = m.isTransient(name, i); err != nil {
+					return nil, err
+				}
+			}
 		}
 		return all, nil
 	}, m)
@@ -171,11 +185,13 @@ func (m *Module) list(number func(c.Module) (int, error), at func(c.Module, int)
 // Parameters is all parameters: those of a module before those of its children, otherwise in the order
 // of their registration. One with several names (tied weights) is there once, by its first.
 func (m *Module) Parameters() ([]NamedTensor, error) {
-	return m.list(c.ModuleNumParameters, c.ModuleParameter)
+	return m.list(c.ModuleNumParameters, c.ModuleParameter, false)
 }
 
 // Buffers is all buffers, in the same order.
-func (m *Module) Buffers() ([]NamedTensor, error) { return m.list(c.ModuleNumBuffers, c.ModuleBuffer) }
+func (m *Module) Buffers() ([]NamedTensor, error) {
+	return m.list(c.ModuleNumBuffers, c.ModuleBuffer, true)
+}
 
 // Tensors drops the names.
 func Tensors(all []NamedTensor) []*Tensor {

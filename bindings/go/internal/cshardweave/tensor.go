@@ -381,6 +381,12 @@ func ModuleBuffer(m Module, index int) (string, Tensor, error) {
 	return text(fqn), out, nil
 }
 
+func ModuleBufferIsPersistent(m Module, index int) (bool, error) {
+	var out C.swv_bool
+	err := result(C.swv_module_buffer_is_persistent(m, C.size_t(index), &out))
+	return out == 1, err
+}
+
 func ModuleGet(m Module, fqn string) (Tensor, error) {
 	if err := checkText("fqn", fqn); err != nil {
 		return nil, err

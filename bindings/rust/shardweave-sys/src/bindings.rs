@@ -1812,6 +1812,15 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
+    #[doc = " 0 for one that a module of the library's computes from its options (a Llama's rotary frequencies):\n swv_state_add_module and the functions for Hugging Face's files leave it out."]
+    pub fn swv_module_buffer_is_persistent(
+        module: *const swv_module,
+        index: usize,
+        out_is_persistent: *mut swv_bool,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
     #[doc = " A parameter or buffer, by any of its names; SWV_CODE_NOT_FOUND suggests names that are nearly the\n same."]
     pub fn swv_module_get(
         module: *const swv_module,
@@ -2446,7 +2455,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Ranks with different numbers of batches, at the end of an epoch: of each rank's rows of the tensors of\n a batch, plain, one tensor each, cut between rows as ranks have brought them; a rank that has no more\n gives num_tensors 0, and takes part without rows. Writes out_num_tensors handles to out_tensors,\n which has room for SWV_MAX_BATCH_TENSORS; none once no rank has any. mesh_dims, num_mesh_dims:\n along which ranks have input of their own (NULL, 0: the mesh's first); out_ranks_with_input: how many\n do, may be NULL. SWV_CODE_INVALID_ARGUMENT, on all ranks, for more tensors than there is room for,\n sharded ones, numbers, other dtypes or rows of other shapes than other ranks have. COLLECTIVE."]
+    #[doc = " Ranks with different numbers of batches, at the end of an epoch: of each rank's rows of the tensors of\n a batch, plain, one tensor each, cut between rows as ranks have brought them; a rank that has no more\n gives num_tensors 0, and takes part without rows. Writes out_num_tensors handles to out_tensors,\n which has room for SWV_MAX_BATCH_TENSORS; none once no rank has any. mesh_dims, num_mesh_dims:\n along which ranks have input of their own (NULL, 0: the mesh's first); out_ranks_with_input: how many\n do, may be NULL. SWV_CODE_INVALID_ARGUMENT, on all ranks, for more tensors than there is room for,\n sharded ones, numbers, other dtypes, types of devices or rows of other shapes than other ranks have. A\n rank without rows has its parts on the current device of the others' type. COLLECTIVE."]
     pub fn swv_mesh_join_batch(
         mesh: *mut swv_mesh,
         mesh_dims: *const *const ::std::os::raw::c_char,
@@ -2469,7 +2478,7 @@ pub struct swv_clip_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm; one that is given twice counts once. After finish_grad_sync. out_norm:\n before the clipping, the same on every rank; may be NULL. SWV_CODE_INVALID_ARGUMENT for a\n max_norm that is negative or no number. COLLECTIVE."]
+    #[doc = " Multiplies all gradients by max_norm / (norm + 1e-6) if their norm as one vector, wherever they\n lie, is above max_norm; one that is given twice counts once. An infinite max_norm only measures, and\n multiplies nothing, whatever the norm is. After finish_grad_sync. out_norm:\n before the clipping, the same on every rank; may be NULL. SWV_CODE_INVALID_ARGUMENT for a\n max_norm that is negative or no number. COLLECTIVE."]
     pub fn swv_clip_grad_norm(
         parameters: *const *mut swv_tensor,
         num_parameters: usize,

@@ -81,12 +81,16 @@ impl Members {
         module: &Rc<ModuleHandle>,
         parameters: &[(String, Tensor)],
         buffers: &[(String, Tensor)],
+        non_persistent: &[&str],
     ) {
         for (name, tensor) in parameters {
             self.parameter(name, tensor);
         }
         for (name, tensor) in buffers {
             self.buffer(name, tensor);
+        }
+        for name in non_persistent {
+            self.non_persistent.push(self.fqn(name));
         }
         self.natives.push((self.prefix.clone(), module.clone()));
     }

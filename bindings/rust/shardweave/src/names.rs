@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 124] = [
+const NAMES: [(&str, &str); 125] = [
     ("build_info", "build_info"),
     ("captured_step_create", "CapturedStep::capture"),
     ("checkpoint", "checkpoint"),
@@ -53,6 +53,7 @@ const NAMES: [(&str, &str); 124] = [
     ("mesh_parse", "World::parse_mesh"),
     ("mesh_share", "Mesh::clone"),
     ("mesh_use_random_state", "Mesh::random_scope"),
+    ("module_buffer_is_persistent", "Module::buffers"),
     ("module_add_buffer", "Members::buffer"),
     ("module_add_child", "Members::forward"),
     ("module_add_parameter", "Members::parameter"),

@@ -143,7 +143,13 @@ impl NativeModule {
 impl Module for NativeModule {
     fn members(&self, members: &mut Members) {
         let (parameters, buffers) = members_of_handle(&self.0).expect("what it has, it gives");
-        members.native(&self.0, &parameters, &buffers);
+        let is_persistent = |i| {
+            get!(swv_module_buffer_is_persistent(self.0.as_ptr(), i) -> i32).expect("it has that")
+                == 1
+        };
+        let computed = (0..buffers.len()).filter(|i| !is_persistent(*i));
+        let computed: Vec<_> = computed.map(|i| buffers[i].0.as_str()).collect();
+        members.native(&self.0, &parameters, &buffers, &computed);
     }
 }
 

@@ -702,3 +702,20 @@ fn a_forward_above_a_native_module_does_not_hold_it() {
         })
         .unwrap();
 }
+
+/// What a module of the library's computes from its options is in no file.
+#[test]
+fn computed_buffers_of_native_modules_are_not_loaded() -> Result<()> {
+    let config = r#"{"model_type": "llama", "vocab_size": 7, "hidden_size": 8,
+        "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2}"#;
+    let llama = NativeModule::new("llama", config)?;
+    let mut names = Vec::new();
+    llama.load(&mut |name: &str| {
+        names.push(name.to_owned());
+        let found = llama.parameters().into_iter().find(|(known, _)| known == name);
+        Tensor::ones(&found.expect("a parameter").1.sizes()?)
+    })?;
+    assert_eq!(names.len(), llama.parameters().len(), "{names:?}");
+    assert!(llama.buffers().iter().any(|(name, _)| name.ends_with("inv_freq")));
+    Ok(())
+}
