@@ -68,6 +68,9 @@ TEST(ClipGradNormTest, ALargestNormThatIsNoneIsAnErrorBeforeAnythingChanges) {
 TEST(ClipGradNormTest, WithoutANumberForTheNormNoGradientStaysAsItWas) {
   const at::Tensor bad = with_gradient(at::zeros({2}), at::full({2}, std::nan("")));
   const at::Tensor large = with_gradient(at::zeros({2}), at::full({2}, 1e8));
+  // Where nothing is to be clipped it is only measured.
+  EXPECT_TRUE(std::isnan(clip_grad_norm({bad, large}, HUGE_VAL)));
+  EXPECT_TRUE(at::equal(large.grad(), at::full({2}, 1e8)));
   EXPECT_TRUE(std::isnan(clip_grad_norm({bad, large}, 1.0)));
   EXPECT_TRUE(at::all(at::isnan(large.grad())).item<bool>());
 }

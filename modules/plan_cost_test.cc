@@ -188,6 +188,19 @@ TEST(PlanCostTest, SecondsAreTheCostModels) {
   EXPECT_EQ(cost.optimizer, cost.parameters);
 }
 
+TEST(PlanCostTest, WhatIsFrozenHasNoOptimizer) {
+  const auto make = [] {
+    torch::nn::Linear linear(8, 4);
+    linear->bias.requires_grad_(false);
+    return StepModel{linear.ptr(), [linear](const MeshPtr&) mutable {
+                       return linear->forward(at::ones({2, 8})).sum();
+                     }};
+  };
+  const PlanCost cost = plan_cost(make, mesh_of({{"tp", 2}}), {});
+  EXPECT_EQ(cost.parameters, (8 * 4 + 4) * 4);
+  EXPECT_EQ(cost.optimizer, 2 * 8 * 4 * 4);
+}
+
 TEST(PlanCostTest, MemoryIsThatOfARank) {
   const std::vector<MeshDim> dims = {{"tp", 4}};
   const ShardingPlan plan = zoo_plan(kLlama, mesh_of(dims), false);

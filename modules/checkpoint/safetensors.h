@@ -70,7 +70,8 @@ class SafetensorsFile {
   const StoredTensor* find(std::string_view name) const;
 
   // A tensor of this file, whole, or a box of it; `out` has room for it, and gets it row-major. Reads
-  // these bytes and no others, but for what is between rows of less than 64 bytes. InvalidArgument for a box that is not in the tensor.
+  // these bytes and no others, but for what is between rows of less than 64 bytes. InvalidArgument for a
+  // box that is not in the tensor.
   absl::Status read(const StoredTensor& info, void* out) const;
   absl::Status read(const StoredTensor& info, const Box& box, void* out) const;
   // The part `common` of a tensor that holds `box` of a larger one, to where it lies in the array

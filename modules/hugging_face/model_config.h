@@ -7,7 +7,8 @@
 // What a configuration may say, by the table in model_config.cc for each kind of model:
 //
 //   keys that are read             by from_json() of nn/llama.h, gpt2.h, mixtral.h, vit.h
-//   keys that change no number     other token ids than a Llama's or Mixtral's "pad_token_id", what generate() takes, names, versions: kept as they are
+//   keys that change no number     other token ids than a Llama's or Mixtral's "pad_token_id", what
+//                                  generate() takes, names, versions: kept as they are
 //   keys that would change numbers by something that is not here ("quantization_config", "auto_map",
 //                                  "reorder_and_upcast_attn"): an error unless they say that it is not there
 //   other keys                     an error, for who knows what they change, unless they are null, false, "",

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/modules/nn/gpt2.h"
+#include "shardweave/modules/nn/layer_registry.h"
 #include "shardweave/modules/nn/llama.h"
 #include "shardweave/modules/nn/mixtral.h"
 #include "shardweave/modules/nn/vit.h"
@@ -90,6 +91,19 @@ TEST(RegistryTest, ErrorsSayWhereAndWhat) {
   EXPECT_THAT(error_of("gpt2", R"({"n_head": 7})"), HasSubstr("768 does not divide by 7 heads"));
   EXPECT_THAT(error_of("gpt2", R"({"attn_pdrop": 1})"), HasSubstr("attn_pdrop is 1"));
   EXPECT_THAT(error_of("vit", R"({"patch_size": 500})"), HasSubstr("has no patch of 500"));
+}
+
+TEST(RegistryTest, PaddingIsOneOfTheRows) {
+  for (const char* index : {"4", "-5"}) {
+    const absl::Status status =
+        make_layer("Embedding", std::string(R"({"num_embeddings": 4, "embedding_dim": 2,
+                                                "padding_idx": )") +
+                                    index + "}")
+            .status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(std::string("is ") + index + "; there are 4 embeddings"));
+  }
 }
 
 // Options that were not read are checked, too.

@@ -14,8 +14,8 @@
 //
 // The first rank that fails ends all others: they have a moment to notice by themselves, so that
 // they can say what they were doing, then get SIGTERM. SIGINT, SIGTERM and SIGHUP are passed on to
-// the ranks and end the launch (SIGINT and SIGHUP not if they were ignored before: nohup). Ranks that are to end have the grace period before they are killed;
-// a second signal cuts it short. Nothing that a rank has started stays, even if this process is
+// the ranks and end the launch (SIGINT and SIGHUP not if they were ignored before: nohup). Ranks that
+// are to end have the grace period before they are killed; a second signal cuts it short. Nothing that a rank has started stays, even if this process is
 // killed with SIGKILL: ranks lead process groups, which die with their ranks.
 //
 // Threads: blocks, and takes this process' signals meanwhile (other threads should have blocked
