@@ -141,7 +141,8 @@ absl::Status FaultyFileSystem::create_directory(const std::string& path) {
   absl::Status status = next(absl::StrCat("mkdir ", last_part(path)));
   if (status.ok()) status = posix_->create_directory(path);
   const std::lock_guard lock(mutex_);
-  if (status.ok()) unsynced_directories_.insert(path);
+  // "run/" is an entry of what "run" is one of.
+  if (status.ok()) unsynced_directories_.insert(path.substr(0, path.find_last_not_of('/') + 1));
   return status;
 }
 
