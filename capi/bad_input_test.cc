@@ -452,7 +452,7 @@ TEST_F(BadInputTest, LinesOfPlans) {
   expect_fails(swv_plan_add_module(plan, "*", &no_text, nullptr, 1), SWV_CODE_INVALID_ARGUMENT,
                "'mesh_dims[0]' is not UTF-8");
   expect_fails(swv_plan_add_module(plan, "*", &x, &no_text, 1), SWV_CODE_INVALID_ARGUMENT,
-               "'styles[]' is not UTF-8");
+               "'styles[0]' is not UTF-8");
   expect_ok(swv_plan_to_json(plan, &text));  // nothing of that was added
   EXPECT_STREQ(swv_string_data(text), "{\"parameter\":{}}");
   swv_string_free(text);

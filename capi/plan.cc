@@ -1,4 +1,5 @@
 // Plans: what lies where.
+#include <span>
 #include <string>
 
 #include "shardweave/capi/host_module.h"
@@ -27,12 +28,14 @@ void add_line(const swv_plan* plan, Part part, const char* pattern, PlanPlacemen
 void add_module(const swv_plan* plan, const char* pattern, const char* const* mesh_dims,
                 const char* const* styles, size_t num_mesh_dims) {
   ModuleEntry entry{.pattern = std::string(text(pattern, "pattern"))};
-  for_each(
-      span(mesh_dims, num_mesh_dims, "mesh_dims", kMaxDims), "mesh_dims[]", [&](const char* name) {
-        const char* const style = styles == nullptr ? nullptr : styles[entry.along.size()];
-        entry.along.push_back(
-            {std::string(text(name, "mesh_dims[]")), std::string(text_or(style, "", "styles[]"))});
-      });
+  const auto dims = span(mesh_dims, num_mesh_dims, "mesh_dims", kMaxDims);
+  for_each(dims, "mesh_dims[]", [&](const char* name) {
+    entry.along.push_back({std::string(text(name, "mesh_dims[]")), ""});
+  });
+  for_each(std::span(styles, styles == nullptr ? 0 : dims.size()), "styles[]",
+           [&](const char* const& style) {
+             entry.along[&style - styles].style = text_or(style, "", "styles[]");
+           });
   plan_of(plan).module.push_back(std::move(entry));
 }
 

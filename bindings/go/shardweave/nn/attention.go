@@ -79,20 +79,30 @@ func (a *Attention) SetTraining(training bool) {
 }
 
 // Forward is for [batch, length, features].
-func (a *Attention) Forward(x *sw.Tensor) *sw.Tensor { return a.Cross(x, x) }
+func (a *Attention) Forward(x *sw.Tensor) *sw.Tensor {
+	if a == nil {
+		return failedLayer("Attention")
+	}
+	return a.attend(x, x, a.Rotary, a.Causal)
+}
 
-// Cross has the queries of one tensor and the keys and values of another.
+// Cross has the queries of one tensor and the keys and values of another, of which each token sees all: positions are
+// those of different sequences, so that Rotary and Causal say nothing here.
 func (a *Attention) Cross(x, memory *sw.Tensor) *sw.Tensor {
 	if a == nil {
 		return failedLayer("Attention")
 	}
+	return a.attend(x, memory, nil, false)
+}
+
+func (a *Attention) attend(x, memory *sw.Tensor, rotary *RotaryEmbedding, causal bool) *sw.Tensor {
 	q := SplitHeads(a.QProj.Forward(x), a.HeadDim)
 	k := SplitHeads(a.KProj.Forward(memory), a.HeadDim)
 	v := SplitHeads(a.VProj.Forward(memory), a.HeadDim)
-	if a.Rotary != nil {
-		q, k = a.Rotary.Forward(q), a.Rotary.Forward(k)
+	if rotary != nil {
+		q, k = rotary.Forward(q), rotary.Forward(k)
 	}
-	return a.OProj.Forward(MergeHeads(attend(q, k, v, a.Causal, a.Dropout, a.eval)))
+	return a.OProj.Forward(MergeHeads(attend(q, k, v, causal, a.Dropout, a.eval)))
 }
 
 // attend is attention of heads, of which keys and values may have fewer.

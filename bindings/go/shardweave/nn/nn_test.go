@@ -193,6 +193,11 @@ func TestValuesAreThoseOfTorch(t *testing.T) {
 	check(t, "grouped queries", grouped(w, nil).Forward(tenths(w, 1, 3, 8).Sin()), []float64{1.364336, -1.290136, 1.211538, -1.128805, 1.042223, -0.952087,
 		0.858703, -0.762389, 3.477264, -3.366385, 3.244027, -3.1106, 2.966569, -2.812417, 2.648677, -2.475899, 3.430395, -3.32709, 3.212441, -3.086831,
 		2.950696, -2.804497, 2.648736, -2.483937})
+	// Across sequences neither positions nor an order count: the memory's tokens may come in any.
+	memory := tenths(w, 1, 3, 8).Cos()
+	shuffled := memory.Index(sw.All, sw.FromSlice(w, []int64{2, 0, 1}, []int64{3}))
+	crossed := grouped(w, rotary(w, nil))
+	check(t, "cross attention", crossed.Cross(tenths(w, 1, 5, 8), memory), elements(crossed.Cross(tenths(w, 1, 5, 8), shuffled)))
 	linear := &nn.RopeScaling{Type: "linear", Factor: 2}
 	third := rotary(w, linear).Forward(x).Index(0, 0, 2) // whose positions are halves: it is turned as the second one is else
 	second := rotary(w, nil).Forward(x.Index(sw.All, sw.All, sw.FromSlice(w, []int64{0, 2}, []int64{2}))).Index(0, 0, 1)

@@ -12,7 +12,8 @@ use crate::debug::{report, Report};
 use crate::error::{Of, Result};
 use crate::ffi::{c_text, status_of};
 use crate::mesh::Mesh;
-use crate::module::{trained_handle_of, Module};
+use crate::module::Module;
+use crate::module_handle::trained_handle_of;
 use crate::plan::{ParameterPlan, PlanHandle};
 use crate::tensor::Tensor;
 

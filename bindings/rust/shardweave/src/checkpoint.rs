@@ -12,7 +12,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Of, Result};
 use crate::ffi::{c_path, c_text, milliseconds, take_string};
 use crate::mesh::Mesh;
-use crate::module::{persistent_handle_of, Module};
+use crate::module::Module;
+use crate::module_handle::persistent_handle_of;
 use crate::optimizer::Optimizer;
 use crate::tensor::Tensor;
 

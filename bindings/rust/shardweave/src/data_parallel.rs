@@ -13,7 +13,8 @@ use crate::error::{Code, Error, Of, Result};
 use crate::ffi::{c_text, status_of, without_panics};
 use crate::grad_sync::{GradSync, GradSyncOptions};
 use crate::mesh::Mesh;
-use crate::module::{handle_of, trained_handle_of, Module};
+use crate::module::Module;
+use crate::module_handle::{handle_of, trained_handle_of};
 use crate::tensor::{Source, Tensor};
 
 /// Gradients on their way, for a [`GradientHook`]: this rank's summands, one after the other.
@@ -246,10 +247,32 @@ pub(crate) fn parallel<M: Module + ?Sized>(
     options: &DataParallelOptions,
 ) -> Result<GradSync> {
     const NAME: &str = "Module::distributed_data_parallel";
-    let (module, _forwards) = trained_handle_of(module).of(NAME)?;
-    let mesh_dim = dim_text(options.mesh_dim.as_deref(), NAME)?;
+    make(module, mesh, options, ptr::null(), NAME)
+}
+
+pub(crate) fn parallel_with_hook<M: Module + ?Sized, H: GradientHook>(
+    module: &M,
+    mesh: &Mesh,
+    options: &DataParallelOptions,
+    hook: H,
+) -> Result<GradSync> {
+    const NAME: &str = "Module::distributed_data_parallel_with_hook";
+    let (raw, _name) = raw_hook(hook).of(NAME)?;
+    make(module, mesh, options, &raw, NAME)
+}
+
+fn make<M: Module + ?Sized>(
+    module: &M,
+    mesh: &Mesh,
+    options: &DataParallelOptions,
+    hook: *const sys::swv_gradient_hook,
+    caller: &'static str,
+) -> Result<GradSync> {
+    let (module, _forwards) = trained_handle_of(module).of(caller)?;
+    let mesh_dim = dim_text(options.mesh_dim.as_deref(), caller)?;
     let power_sgd = options.sync.power_sgd;
-    let sync = options.sync.raw(power_sgd.as_ref());
+    let mut sync = options.sync.raw(power_sgd.as_ref());
+    sync.hook = hook;
     let raw = sys::swv_data_parallel_options {
         mesh_dim: pointer(&mesh_dim),
         source: options.source.to_raw().source,

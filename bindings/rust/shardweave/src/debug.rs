@@ -9,7 +9,8 @@ use shardweave_sys as sys;
 use crate::autograd::{with_grad_mode, GradMode};
 use crate::error::{Of, Result};
 use crate::ffi::{status_of, take_string};
-use crate::module::{handle_of, Module};
+use crate::module::Module;
+use crate::module_handle::handle_of;
 use crate::tensor::Tensor;
 
 /// What [`dump`], [`memory`], [`list_communication`] and [`Module::fully_shard`] tell; as a text it

@@ -7,7 +7,8 @@ use shardweave_sys as sys;
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
 use crate::mesh::Scope;
-use crate::module::{handle_of, Module};
+use crate::module::Module;
+use crate::module_handle::handle_of;
 use crate::source::called_here;
 use crate::tensor::Tensor;
 

@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 
 use crate::dtype::{DType, Device};
-use crate::module::{Members, Module};
+use crate::members::Members;
+use crate::module::Module;
 use crate::plan::Sharding;
 use crate::tensor::Tensor;
 

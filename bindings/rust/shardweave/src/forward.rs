@@ -8,8 +8,9 @@ use crate::autograd::GradMode;
 use crate::error::{Code, Error, Result};
 use crate::ffi::c_text;
 use crate::field::ModuleField;
+use crate::members::Members;
 use crate::mesh::Scope;
-use crate::module::{Members, ModuleHandle};
+use crate::module_handle::ModuleHandle;
 use crate::source::called_here;
 use crate::tensor::Tensor;
 

@@ -11,7 +11,8 @@ use crate::dtype::{number_of, DType, Device};
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
 use crate::mesh::{Mesh, Scope};
-use crate::module::{handle_of, trained_handle_of, Module};
+use crate::module::Module;
+use crate::module_handle::{handle_of, trained_handle_of};
 use crate::source::called_here;
 use crate::tensor::{Source, Tensor};
 

@@ -12,7 +12,8 @@ use crate::dtype::{number_of, DType};
 use crate::error::{Of, Result};
 use crate::ffi::{c_text, take_string};
 use crate::mesh::Scope;
-use crate::module::{trained_handle_of, Module};
+use crate::module::Module;
+use crate::module_handle::trained_handle_of;
 use crate::tensor::Tensor;
 
 handle! {

@@ -97,9 +97,11 @@ mod grad_scaler;
 mod grad_sync;
 mod index;
 mod layout;
+mod members;
 mod mesh;
 mod metrics;
 mod module;
+mod module_handle;
 mod names;
 mod native_module;
 pub mod nn;
@@ -112,6 +114,7 @@ mod plan;
 mod pretrained;
 mod process;
 mod schedule;
+mod script_module;
 #[cfg(feature = "serde")]
 mod serialize;
 mod source;
@@ -145,13 +148,12 @@ pub use grad_scaler::{GradScaler, GradScalerOptions};
 pub use grad_sync::{GradSync, GradSyncCounts, GradSyncOptions, NoSync};
 pub use index::{Ellipsis, IndexItem, NewAxis, TensorIndex};
 pub use layout::{IntoLayout, Layout, LocalExtent, Placement, RedistributionPlan};
+pub use members::{Members, Training};
 pub use mesh::{
     CostModel, DeviceCost, DispatchCounters, LinkCost, Mesh, RandomState, Scope, Trace,
 };
 pub use metrics::MetricsWriter;
-pub use module::{
-    clip_grad_norm, finish_grad_sync, ClipOptions, Members, Module, ScriptModule, Training,
-};
+pub use module::{clip_grad_norm, finish_grad_sync, ClipOptions, Module};
 pub use native_module::NativeModule;
 pub use op::{Arg, Explanation, Flags, FromResults, FromValue, Op, Value};
 pub use optimizer::{
@@ -165,6 +167,7 @@ pub use process::{
     HandleChecks, Log,
 };
 pub use schedule::{LearningRate, Schedule};
+pub use script_module::ScriptModule;
 #[cfg(feature = "derive")]
 pub use shardweave_derive::Module;
 pub use spawn::Spawn;

@@ -151,12 +151,34 @@ impl Mesh {
     /// Merges neighbouring dimensions into one, named as they are, joined by `_`; all of them if
     /// `names` is empty.
     pub fn flatten(&self, names: &[&str]) -> Result<Mesh> {
-        let names = Names::new(names, "mesh dimension").of("Mesh::flatten")?;
+        self.flatten_to(names, None).of("Mesh::flatten")
+    }
+
+    /// The same, and the dimension that comes of them is named.
+    ///
+    /// ```
+    /// use shardweave::World;
+    ///
+    /// World::threads(4).run(|world| {
+    ///     let mesh = world.device_mesh(&[("hosts", 2), ("gpus", 2)])?;
+    ///     assert_eq!(mesh.flatten(&[])?.dim_names()?, ["hosts_gpus"]);
+    ///     assert_eq!(mesh.flatten_as("dp", &["hosts", "gpus"])?.dim_names()?, ["dp"]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn flatten_as(&self, new_name: &str, names: &[&str]) -> Result<Mesh> {
+        self.flatten_to(names, Some(new_name)).of("Mesh::flatten_as")
+    }
+
+    fn flatten_to(&self, names: &[&str], new_name: Option<&str>) -> Result<Mesh> {
+        let names = Names::new(names, "mesh dimension")?;
+        let new_name = new_name.map(|name| c_text(name, "new_name")).transpose()?;
         create!(swv_mesh_flatten(
             self.as_ptr(),
             names.raw.as_ptr(),
             names.raw.len(),
-            std::ptr::null(),
+            new_name.as_ref().map_or(std::ptr::null(), |name| name.as_ptr()),
         ))
         .map(Mesh)
     }

@@ -1,192 +1,22 @@
 //! Models, and what is done to their parameters.
 
-use std::cell::Cell;
-use std::collections::HashMap;
 use std::path::Path;
-use std::ptr::{self, NonNull};
-use std::rc::Rc;
 
 use shardweave_sys as sys;
 
-use crate::autograd::{no_grad, GradMode};
-use crate::data_parallel::{self, DataParallelOptions};
+use crate::autograd::no_grad;
+use crate::data_parallel::{self, DataParallelOptions, GradientHook};
 use crate::debug::Report;
 use crate::error::{Error, Of, Result};
-use crate::ffi::{c_text, check, take_string};
-use crate::field::ModuleField;
-use crate::forward::{check_distinct, forward_of, Forward, ForwardHandle};
 use crate::fully_shard::{self, FullParams, FullParamsOptions, FullyShardOptions};
 use crate::grad_sync::GradSync;
+use crate::members::{distinct, members_of, set_training, Members};
 use crate::mesh::Mesh;
-use crate::op::{call_module, Arg, FromResults};
+use crate::module_handle::trained_handle_of;
 use crate::plan::{ParameterPlan, Sharding};
 use crate::pretrained::{self, LoadPretrained, LoadedPretrained, SavePretrained};
 use crate::source::called_here;
 use crate::tensor::{Source, Tensor};
-
-handle! {
-    /// The C interface's own.
-    ModuleHandle, swv_module, swv_module_free
-}
-
-debug_by_name!(ModuleHandle);
-
-impl ModuleHandle {
-    pub(crate) fn new() -> Result<ModuleHandle> {
-        create!(swv_module_create()).map(ModuleHandle)
-    }
-}
-
-/// The parameters and buffers of a module, under all their names: by fully qualified name (FQN,
-/// "blocks.0.attn.q.weight"), in the order in which [`Module::members`] gives them.
-#[derive(Debug, Default)]
-pub struct Members {
-    prefix: String,
-    parameters: Vec<(String, Tensor)>,
-    buffers: Vec<(String, Tensor)>,
-    forwards: Vec<(String, Forward)>,
-    /// Names of buffers that no checkpoint has.
-    non_persistent: Vec<String>,
-    training: Vec<Training>,
-    shardings: Vec<(String, Sharding)>,
-    /// Modules of the library's, with the names of what they are.
-    natives: Vec<(String, Rc<ModuleHandle>)>,
-    /// Of files, which have a mode of their own, and what is frozen in them.
-    scripts: Vec<Rc<ModuleHandle>>,
-    frozen: Vec<String>,
-    /// While [`Module::initialize`] goes through.
-    reset: Option<Result<()>>,
-}
-
-impl Members {
-    /// A tensor that training changes: a leaf.
-    pub fn parameter(&mut self, name: &str, tensor: &Tensor) {
-        self.parameters.push((self.fqn(name), tensor.clone()));
-    }
-
-    /// A tensor that training does not change.
-    pub fn buffer(&mut self, name: &str, tensor: &Tensor) {
-        self.buffers.push((self.fqn(name), tensor.clone()));
-    }
-
-    /// A buffer that no checkpoint has: a table that is computed, say.
-    pub fn non_persistent_buffer(&mut self, name: &str, tensor: &Tensor) {
-        self.buffer(name, tensor);
-        self.non_persistent.push(self.fqn(name));
-    }
-
-    /// A module of the library's, with its own parameters and buffers by their names in it.
-    pub(crate) fn native(
-        &mut self,
-        module: &Rc<ModuleHandle>,
-        parameters: &[(String, Tensor)],
-        buffers: &[(String, Tensor)],
-        non_persistent: &[&str],
-    ) {
-        for (name, tensor) in parameters {
-            self.parameter(name, tensor);
-        }
-        for (name, tensor) in buffers {
-            self.buffer(name, tensor);
-        }
-        for name in non_persistent {
-            self.non_persistent.push(self.fqn(name));
-        }
-        self.natives.push((self.prefix.clone(), module.clone()));
-    }
-
-    /// What [`Module::train`] and [`Module::eval`] switch.
-    pub fn training(&mut self, training: &Training) {
-        self.training.push(training.clone());
-    }
-
-    /// What the forward of this module, the one that names its members, runs within: plans may
-    /// speak of its inputs and outputs.
-    pub fn forward(&mut self, forward: &Forward) {
-        self.forwards.push((self.prefix.clone(), forward.clone()));
-    }
-
-    /// The members of a module inside, under its name.
-    pub fn child<M: Module + ?Sized>(&mut self, name: &str, module: &M) {
-        let length = self.prefix.len();
-        self.prefix = self.fqn(name);
-        self.visit(module);
-        self.prefix.truncate(length);
-    }
-
-    /// Those of a module that this one is: of an enum what its variant wraps.
-    #[doc(hidden)]
-    pub fn wrapped<M: Module + ?Sized>(&mut self, module: &M) {
-        self.visit(module);
-    }
-
-    /// Those inside first, so that a module may draw anew what these have drawn.
-    fn visit<M: Module + ?Sized>(&mut self, module: &M) {
-        module.members(self);
-        if let Some(sharding) = module.sharding() {
-            self.shardings.push((self.prefix.clone(), sharding));
-        }
-        if let Some(Ok(())) = self.reset {
-            let result = module.reset_parameters();
-            self.reset = Some(result.map_err(|error| match self.prefix.as_str() {
-                "" => error,
-                prefix => error.context(format!("'{prefix}'")),
-            }));
-        }
-    }
-
-    fn fqn(&self, name: &str) -> String {
-        match self.prefix.as_str() {
-            "" => name.to_owned(),
-            prefix => format!("{prefix}.{name}"),
-        }
-    }
-}
-
-/// Whether a module is in training, as it is at first: for those that behave otherwise then, as
-/// [`Dropout`](crate::nn::Dropout) does. A field of it in a struct with `#[derive(Module)]` is
-/// switched by [`Module::train`] and [`Module::eval`] of that module, or of one around it.
-///
-/// ```
-/// use shardweave::{Module, Training};
-///
-/// #[derive(Module)]
-/// struct Model {
-///     training: Training,
-/// }
-///
-/// let model = Model { training: Training::new() };
-/// model.eval();
-/// assert!(!model.training.get());
-/// ```
-///
-/// A clone is the same switch. Neither `Send` nor `Sync`, as the tensors beside it.
-#[derive(Clone, Debug)]
-pub struct Training(Rc<Cell<bool>>);
-
-impl Training {
-    /// In training.
-    pub fn new() -> Training {
-        Training(Rc::new(Cell::new(true)))
-    }
-
-    /// Whether it is.
-    pub fn get(&self) -> bool {
-        self.0.get()
-    }
-}
-
-impl Default for Training {
-    fn default() -> Training {
-        Training::new()
-    }
-}
-
-impl ModuleField for Training {
-    fn register(&self, _: &str, members: &mut Members) {
-        members.training(self);
-    }
-}
 
 /// A model, or a part of one: parameters and buffers by name. Its forward is a function of its own.
 ///
@@ -509,6 +339,21 @@ pub trait Module {
         data_parallel::parallel(self, mesh, options)
     }
 
+    /// The same, and the hook reduces buckets: see [`GradSync::with_hook`].
+    #[track_caller]
+    fn distributed_data_parallel_with_hook<H: GradientHook>(
+        &self,
+        mesh: &Mesh,
+        options: &DataParallelOptions,
+        hook: H,
+    ) -> Result<GradSync>
+    where
+        Self: Sized,
+    {
+        let _here = called_here();
+        data_parallel::parallel_with_hook(self, mesh, options, hook)
+    }
+
     /// The half of [`distributed_data_parallel`](Module::distributed_data_parallel) that is not about
     /// gradients, for a [`GradSync`] of one's own. Collective.
     #[track_caller]
@@ -642,150 +487,6 @@ fn load_member(member: &Tensor, mut value: Tensor) -> Result<()> {
     })
 }
 
-fn set_training(members: &Members, training: bool) {
-    for switch in &members.training {
-        switch.0.set(training);
-    }
-    for module in members.natives.iter().map(|(_, native)| native).chain(&members.scripts) {
-        let switched = call!(swv_module_train(module.as_ptr(), training.into()));
-        switched.expect("a module that is there can be switched");
-    }
-}
-
-fn members_of<M: Module + ?Sized>(module: &M) -> Members {
-    let mut members = Members::default();
-    members.visit(module);
-    members
-}
-
-/// Each tensor once, by its first name.
-fn distinct(named: Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
-    // Only tensors of one shape are compared: models have thousands.
-    let mut places: HashMap<Vec<i64>, Vec<usize>> = HashMap::new();
-    let mut result: Vec<(String, Tensor)> = Vec::with_capacity(named.len());
-    for (name, tensor) in named {
-        let alike = places.entry(tensor.sizes().unwrap_or_default()).or_default();
-        if !alike.iter().any(|i| result[*i].1.is_same(&tensor) == Ok(true)) {
-            alike.push(result.len());
-            result.push((name, tensor));
-        }
-    }
-    result
-}
-
-/// Names of buffers that no checkpoint has.
-pub(crate) fn non_persistent_of<M: Module + ?Sized>(module: &M) -> Vec<String> {
-    members_of(module).non_persistent
-}
-
-/// The module as C has it, and handles of the forwards in it. What is frozen stays so.
-pub(crate) fn handle_of<M: Module + ?Sized>(
-    module: &M,
-) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
-    handle_of_members(members_of(module), Frozen::Stay)
-}
-
-/// The same for what begins to train it: parameters that are plain tensors require grad from then on.
-pub(crate) fn trained_handle_of<M: Module + ?Sized>(
-    module: &M,
-) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
-    handle_of_members(members_of(module), Frozen::StayIfSharded)
-}
-
-/// Parameters that do not require grad.
-#[derive(Clone, Copy, PartialEq)]
-enum Frozen {
-    Stay,
-    /// Since the module was distributed.
-    StayIfSharded,
-}
-
-/// The names that a checkpoint has of it: without buffers that are not persistent. Of a struct all
-/// are buffers here: a parameter would require grad from now on, and one that is frozen would not
-/// stay so.
-pub(crate) fn persistent_handle_of<M: Module + ?Sized>(module: &M) -> Result<ModuleHandle> {
-    let mut members = members_of(module);
-    if !members.natives.iter().any(|(fqn, _)| fqn.is_empty()) {
-        let Members { parameters, buffers, non_persistent, .. } = &mut members;
-        buffers.retain(|(name, _)| !non_persistent.contains(name));
-        parameters.append(buffers);
-        std::mem::swap(parameters, buffers);
-    }
-    members.forwards.clear();
-    members.shardings.clear();
-    handle_of_members(members, Frozen::Stay).map(|(module, _)| module)
-}
-
-fn handle_of_members(
-    members: Members,
-    frozen: Frozen,
-) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
-    if let [(fqn, native)] = members.natives.as_slice() {
-        if fqn.is_empty() {
-            // The whole is one of the library's.
-            let whole = ModuleHandle(create!(swv_module_share(native.as_ptr()))?);
-            let (parameters, buffers) = members_of_handle(&whole)?;
-            if members.parameters.len() != parameters.len()
-                || members.buffers.len() != buffers.len()
-                || !members.forwards.is_empty()
-            {
-                return Err(Error::invalid(
-                    "a NativeModule without a name of its own has other members beside it; give it \
-                     a name with Members::child",
-                ));
-            }
-            return Ok((whole, Vec::new()));
-        }
-    }
-    let module = ModuleHandle::new()?;
-    for (fqn, native) in &members.natives {
-        let fqn = c_text(fqn, "module")?;
-        call!(swv_module_add_child(module.as_ptr(), fqn.as_ptr(), native.as_ptr()))?;
-    }
-    let is_native = |fqn: &str| {
-        let mut natives = members.natives.iter();
-        natives.any(
-            |(of, _)| matches!(fqn.strip_prefix(of.as_str()), Some(rest) if rest.starts_with('.')),
-        )
-    };
-    for (fqn, tensor) in members.parameters.iter().filter(|(fqn, _)| !is_native(fqn)) {
-        // It requires grad from then on.
-        let stays =
-            frozen == Frozen::Stay || members.frozen.contains(fqn) || tensor.is_sharded()?;
-        let fqn = c_text(fqn, "parameter")?;
-        let is_frozen = stays && !tensor.requires_grad()?;
-        call!(swv_module_add_parameter(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
-        if is_frozen {
-            tensor.set_requires_grad(false)?;
-        }
-    }
-    for (fqn, tensor) in members.buffers.iter().filter(|(fqn, _)| !is_native(fqn)) {
-        let fqn = c_text(fqn, "buffer")?;
-        call!(swv_module_add_buffer(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
-    }
-    let all = members.parameters.iter().chain(&members.buffers);
-    for (fqn, sharding) in &members.shardings {
-        // (One without tensors is no module there.)
-        let inside = |name: &str| match name.strip_prefix(fqn.as_str()) {
-            Some(rest) => fqn.is_empty() || rest.starts_with('.'),
-            None => false,
-        };
-        if !all.clone().any(|(name, _)| inside(name)) {
-            continue;
-        }
-        let fqn = c_text(fqn, "module")?;
-        let json = c_text(&sharding.to_json(), "sharding")?;
-        let part = ModuleHandle(create!(swv_module_child(module.as_ptr(), fqn.as_ptr()))?);
-        call!(swv_module_set_sharding(part.as_ptr(), json.as_ptr()))?;
-    }
-    check_distinct(&members.forwards)?;
-    let mut forwards = Vec::new();
-    for (fqn, forward) in members.forwards {
-        forwards.push((forward, forward_of(&module, &fqn)?));
-    }
-    Ok((module, forwards))
-}
-
 /// Modules in a list, by their numbers.
 impl<M: Module> Module for [M] {
     fn members(&self, members: &mut Members) {
@@ -799,134 +500,4 @@ impl<M: Module> Module for Vec<M> {
     fn members(&self, members: &mut Members) {
         self.as_slice().members(members);
     }
-}
-
-/// A model that torch.jit.save has written. It is distributed and trained like any [`Module`].
-///
-/// ```
-/// let error = shardweave::ScriptModule::load("/proc/nowhere/model.pt").unwrap_err();
-/// assert!(error.message().contains("/proc/nowhere/model.pt"));
-/// ```
-///
-/// Belongs to its rank: neither `Send` nor `Sync`, as its tensors.
-pub struct ScriptModule {
-    handle: Rc<ModuleHandle>,
-    members: Members,
-}
-
-impl std::fmt::Debug for ScriptModule {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ScriptModule").field("members", &self.members).finish_non_exhaustive()
-    }
-}
-
-impl ScriptModule {
-    /// From a file.
-    pub fn load(path: impl AsRef<Path>) -> Result<ScriptModule> {
-        let path = path.as_ref();
-        let text =
-            path.to_str().ok_or_else(|| Error::invalid(format!("path {path:?} is not UTF-8")));
-        let text = text.of("ScriptModule::load")?;
-        let text = c_text(text, "path").of("ScriptModule::load")?;
-        let handle = ModuleHandle(create!(swv_module_load(text.as_ptr()))?);
-        let (parameters, buffers) = members_of_handle(&handle)?;
-        let members = Members { parameters, buffers, ..Members::default() };
-        Ok(ScriptModule { handle: Rc::new(handle), members })
-    }
-
-    /// Calls a method, "forward".
-    #[track_caller]
-    pub fn call<R: FromResults>(&self, method: &str, arguments: &[Arg<'_>]) -> Result<R> {
-        call_module(self.handle.as_ptr(), method, arguments)
-    }
-
-    /// The same with further arguments by name.
-    #[track_caller]
-    pub fn call_named<R: FromResults>(
-        &self,
-        method: &str,
-        arguments: &[Arg<'_>],
-        named: &[(&str, Arg<'_>)],
-    ) -> Result<R> {
-        const NAME: &str = "ScriptModule::call_named";
-        let _here = called_here();
-        let method = c_text(method, "method").of(NAME)?;
-        let names = named
-            .iter()
-            .map(|(name, _)| c_text(name, "argument"))
-            .collect::<Result<Vec<_>>>()
-            .of(NAME)?;
-        let raw_names: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
-        let mut all = arguments.to_vec();
-        all.extend(named.iter().map(|(_, value)| *value));
-        R::receive(|out, capacity, count| {
-            call!(swv_module_call_named(
-                self.handle.as_ptr(),
-                method.as_ptr(),
-                GradMode::current() as i32,
-                all.as_ptr().cast(),
-                all.len(),
-                raw_names.as_ptr(),
-                raw_names.len(),
-                out,
-                capacity,
-                count,
-            ))
-        })
-        .of(NAME)
-    }
-
-    /// Training mode or evaluation, of all modules in it: what its dropout and batch norms go by.
-    pub fn train(&self, on: bool) -> Result<()> {
-        call!(swv_module_train(self.handle.as_ptr(), on.into()))
-    }
-
-    /// Whether it is in training mode; at first as it was saved.
-    pub fn is_training(&self) -> Result<bool> {
-        Ok(get!(swv_module_is_training(self.handle.as_ptr()) -> i32)? == 1)
-    }
-}
-
-impl Module for ScriptModule {
-    fn members(&self, members: &mut Members) {
-        for (name, tensor) in &self.members.parameters {
-            members.parameter(name, tensor);
-            if tensor.requires_grad() == Ok(false) {
-                members.frozen.push(members.fqn(name));
-            }
-        }
-        for (name, tensor) in &self.members.buffers {
-            members.buffer(name, tensor);
-        }
-        members.scripts.push(self.handle.clone());
-    }
-}
-
-type Named = Vec<(String, Tensor)>;
-
-/// The parameters and the buffers of what the library has made.
-pub(crate) fn members_of_handle(module: &ModuleHandle) -> Result<(Named, Named)> {
-    let (mut parameters, mut buffers) = (Named::new(), Named::new());
-    for i in 0..get!(swv_module_num_parameters(module.as_ptr()) -> usize)? {
-        parameters.push(member(module, i, sys::swv_module_parameter)?);
-    }
-    for i in 0..get!(swv_module_num_buffers(module.as_ptr()) -> usize)? {
-        buffers.push(member(module, i, sys::swv_module_buffer)?);
-    }
-    Ok((parameters, buffers))
-}
-
-type GetMember = unsafe extern "C" fn(
-    *const sys::swv_module,
-    usize,
-    *mut *mut sys::swv_string,
-    *mut *mut sys::swv_tensor,
-) -> *mut sys::swv_status;
-
-fn member(module: &ModuleHandle, index: usize, get: GetMember) -> Result<(String, Tensor)> {
-    let (mut name, mut tensor) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: see the top of ffi.rs.
-    check(unsafe { get(module.as_ptr(), index, &mut name, &mut tensor) })?;
-    let name = take_string(NonNull::new(name).expect("a member has a name"));
-    Ok((name, Tensor::from_handle(NonNull::new(tensor).expect("and is a tensor"))))
 }

@@ -8,7 +8,8 @@ use crate::error::{Error, Of, Result};
 use crate::ffi::{c_text, take_string};
 use crate::layout::{Layout, NamedPlacements, Placement};
 use crate::mesh::Mesh;
-use crate::module::{handle_of, Module};
+use crate::module::Module;
+use crate::module_handle::handle_of;
 
 /// Where everything in a module lies, by lines of a pattern and placements. Of lines that match a
 /// name the most specific counts, in whatever order: an exact name, then patterns in which `*`

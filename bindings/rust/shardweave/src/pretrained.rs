@@ -8,8 +8,10 @@ use shardweave_sys as sys;
 use crate::dtype::{number_of, DType};
 use crate::error::{Of, Result};
 use crate::ffi::{c_path, c_text, take_string};
+use crate::members::non_persistent_of;
 use crate::mesh::Mesh;
-use crate::module::{handle_of, non_persistent_of, Module};
+use crate::module::Module;
+use crate::module_handle::handle_of;
 
 /// Of [`Module::load_pretrained`]: what is no error.
 #[derive(Clone, Copy, Debug, Default)]

@@ -54,6 +54,8 @@ pub struct Rendezvous {
     pub at: MeetingPoint,
     /// Among the ranks of this machine; None: to be found out.
     pub local_rank: Option<usize>,
+    /// Names this start of the program, the same on all ranks; None: "run".
+    pub run: Option<String>,
 }
 
 /// Where ranks meet.
@@ -408,7 +410,14 @@ impl Processes {
     /// See [`World::join`].
     pub fn join(&self, rendezvous: &Rendezvous) -> Result<World> {
         let place: CString;
+        let run = rendezvous
+            .run
+            .as_deref()
+            .map(|name| c_text(name, "run"))
+            .transpose()
+            .of("World::join")?;
         let mut raw = sys::SWV_RENDEZVOUS_INIT;
+        raw.run = run.as_ref().map_or(std::ptr::null(), |name| name.as_ptr());
         raw.rank = count(rendezvous.rank).of("World::join")?;
         raw.world_size = count(rendezvous.world_size).of("World::join")?;
         if let Some(local_rank) = rendezvous.local_rank {

@@ -44,14 +44,19 @@ fn step(world: &World, layer: &nn::Linear, mesh: &shardweave::Mesh) -> Result<()
 
 #[test]
 fn gradients_go_through_a_hook_and_its_end_is_everyones() {
-    for fails in [false, true] {
+    for (fails, in_one_call) in [(false, false), (true, false), (false, true), (true, true)] {
         let result = World::threads(3).run(|world| {
             let mesh = world.device_mesh(&[("dp", 3)])?;
             let layer = nn::Linear::new(8, 7)?;
-            layer.pre_dp_transform(&mesh, Some("dp"), Source::default())?;
             let begun = Rc::new(Cell::new(0));
             let hook = Sum { begun: Rc::clone(&begun), fails: fails && world.rank() == 1 };
-            let sync = GradSync::with_hook(&layer, &GradSyncOptions::new(), hook)?;
+            let sync = if in_one_call {
+                let options = DataParallelOptions::new();
+                layer.distributed_data_parallel_with_hook(&mesh, &options, hook)?
+            } else {
+                layer.pre_dp_transform(&mesh, Some("dp"), Source::default())?;
+                GradSync::with_hook(&layer, &GradSyncOptions::new(), hook)?
+            };
             for _ in 0..3 {
                 let stepped = step(world, &layer, &mesh);
                 if fails {

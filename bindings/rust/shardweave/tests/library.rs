@@ -27,6 +27,7 @@ fn try_everything() -> Vec<String> {
         world_size: 1,
         at: MeetingPoint::File(PathBuf::from("/proc/nowhere")),
         local_rank: None,
+        run: None,
     };
     expect("World::threads", World::threads(2).run(|_| Ok(())).map(drop));
     expect("World::local", World::local(2).map(drop));

@@ -2,7 +2,8 @@ use super::{drawn, init, module, zeros, Layer, Linear};
 use crate::args;
 use crate::arithmetic::TensorResult;
 use crate::error::{Error, Of, Result};
-use crate::module::{Members, Module, Training};
+use crate::members::{Members, Training};
+use crate::module::Module;
 use crate::op::KnownOp;
 use crate::tensor::Tensor;
 

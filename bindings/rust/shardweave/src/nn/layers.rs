@@ -3,7 +3,8 @@ use std::fmt;
 use super::{drawn, init, module, zeros, Layer};
 use crate::args;
 use crate::error::{Error, Of, Result};
-use crate::module::{Members, Module, Training};
+use crate::members::{Members, Training};
+use crate::module::Module;
 use crate::op::KnownOp;
 use crate::tensor::Tensor;
 

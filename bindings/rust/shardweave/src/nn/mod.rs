@@ -156,7 +156,7 @@ fn drawn<M: Module>(module: M) -> Result<M> {
 macro_rules! module {
     ($type:ident { $($field:ident),* $(,)? } $(draw $draw:expr)?) => {
         impl crate::module::Module for $type {
-            fn members(&self, members: &mut crate::module::Members) {
+            fn members(&self, members: &mut crate::members::Members) {
                 $(crate::field::ModuleField::register(&self.$field, stringify!($field), members);)*
             }
 
