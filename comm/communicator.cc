@@ -554,7 +554,11 @@ absl::StatusOr<std::shared_ptr<Communicator>> Communicator::subgroup(
   absl::StatusOr<std::unique_ptr<Backend>> backend =
       backend_->subgroup(std::move(group), ranks, key,
                          deadline_after(std::chrono::steady_clock::now(), options_.timeout));
-  if (!backend.ok()) return backend.status();
+  if (!backend.ok()) {
+    // Of all ranks alike; anything else leaves them with different numbers of groups made.
+    if (absl::IsUnimplemented(backend.status())) return backend.status();
+    return fail(backend.status());
+  }
   std::shared_ptr<Communicator> child(new Communicator(*std::move(backend), recorder_, options_));
   std::lock_guard lock(mutex_);
   std::erase_if(children_, [](const auto& old) { return old.expired(); });

@@ -152,16 +152,18 @@ class HookedForward<Impl, Result (Impl::*)(Args...)> : public Impl, public Forwa
     return result;
   }
 
-  // Of a plug-in (plugin.h): runs in place of Impl's forward, which it is given. Empty: none.
+  // Runs in place of another forward, which it is given. Empty: there is none.
   using OwnForward = std::function<Result(Args...)>;
-  std::function<Result(Impl&, const OwnForward&, Args...)> patched_forward;
+  using Patch = std::function<Result(Impl&, const OwnForward&, Args...)>;
+  // Of a plug-in (plugin.h), in place of Impl's.
+  Patch patched_forward;
 
   bool patch_tensors(const TensorPatch& patch) override {
     constexpr size_t kResults = kNumTensors<std::decay_t<Result>>;
     if constexpr (kResults > 0 && (std::is_same_v<std::decay_t<Args>, at::Tensor> && ...)) {
       if (patch == nullptr) return true;
-      patched_forward = [patch, before = std::move(patched_forward)](
-                            Impl& impl, const OwnForward& own, Args... args) -> Result {
+      patched_by_name_ = [patch, before = std::move(patched_by_name_)](
+                             Impl& impl, const OwnForward& own, Args... args) -> Result {
         const TensorForward forward = [&](const std::vector<at::Tensor>& inputs) {
           check_inputs_of_patch(inputs, sizeof...(Args));
           return [&]<size_t... I>(std::index_sequence<I...> /*all*/) {
@@ -186,8 +188,15 @@ class HookedForward<Impl, Result (Impl::*)(Args...)> : public Impl, public Forwa
 
  private:
   Result run_forward(Args... args) {
+    if (!patched_by_name_) return run_typed(std::forward<Args>(args)...);
+    const OwnForward typed = [this](Args... given) -> Result {
+      return run_typed(std::forward<Args>(given)...);
+    };
+    return patched_by_name_(*this, typed, std::forward<Args>(args)...);
+  }
+  Result run_typed(Args... args) {
     if (!patched_forward) return Impl::forward(std::forward<Args>(args)...);
-    const std::function<Result(Args...)> own = [this](Args... given) -> Result {
+    const OwnForward own = [this](Args... given) -> Result {
       return Impl::forward(std::forward<Args>(given)...);
     };
     return patched_forward(*this, own, std::forward<Args>(args)...);
@@ -196,6 +205,9 @@ class HookedForward<Impl, Result (Impl::*)(Args...)> : public Impl, public Forwa
   Result run(std::tuple<Held<Args>...>& values, std::index_sequence<I...> /*all*/) {
     return run_forward(std::forward<Args>(std::get<I>(values))...);
   }
+
+  // Of patch_forwards() (plugin.h), in place of all that.
+  Patch patched_by_name_;
 };
 template <typename Impl, typename Result, typename... Args>
 class HookedForward<Impl, Result (Impl::*)(Args...) const>

@@ -257,7 +257,8 @@ using PatchedRun = std::function<std::vector<at::Tensor>(const PatchedCall&)>;
 
 // Patches by names in place of types, at once and not with a plan, which may come before or after:
 // `run` runs in place of the forward of every module in `module` that `pattern` (FqnPattern) names,
-// between a plan's inputs and outputs. Of one that is patched already it is given the patched forward.
+// between a plan's inputs and outputs. Of one that is patched already, by this or (whichever comes
+// first) by a plug-in, it is given the patched forward.
 // Ranks that are to compute the same patch the same.
 //
 //   patch_forwards(*llama, "model.layers.*.mlp", [](const PatchedCall& call) {

@@ -421,6 +421,33 @@ TEST(PatchForwardsTest, RunsInPlaceOfWhatIsThere) {
   EXPECT_EQ(run(*copy), std::pair(20.f, 20.f));
 }
 
+// A patch by names and one by a type, in either order: both run, that by names around the other.
+TEST(PatchForwardsTest, BeforeAndAfterAPlugIn) {
+  const Plugins plugins = Plugins().patch_forward<SplitImpl>(
+      [](SplitImpl& /*split*/, const auto& forward, const at::Tensor& x, const at::Tensor& y) {
+        return forward(x * 10, y);
+      });
+  on_mesh({{"tp", 1}}, [&](const MeshPtr& mesh) {
+    for (const bool plugin_first : {true, false}) {
+      nn::Module root;
+      const auto split = std::make_shared<Hooked<SplitImpl>>();
+      root.register_module("a", split);
+      const auto by_name = [&] {
+        patch_forwards(root, "a", [](const PatchedCall& call) {
+          std::vector<at::Tensor> results = call.forward({call.inputs[0] + 1, call.inputs[1]});
+          return std::vector{results[0] * 3, results[1]};
+        });
+      };
+      if (!plugin_first) by_name();
+      parallelize_module(root, mesh, {}, plugins);
+      if (plugin_first) by_name();
+      const auto [first, second] = split->forward(at::ones({2}), at::zeros({2}));
+      EXPECT_EQ(first[0].item<float>(), 63);  // ((1 + 1) * 10 + 1) * 3
+      EXPECT_EQ(second[0].item<float>(), 2);
+    }
+  });
+}
+
 TEST(PatchForwardsTest, OneThatCallsItselfIsToldSo) {
   nn::Module root;
   const auto split = std::make_shared<Hooked<SplitImpl>>();

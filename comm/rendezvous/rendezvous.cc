@@ -88,6 +88,12 @@ void find_host(Reader& reader, RendezvousInfo& info) {
     point.origin = "MASTER_ADDR";
     return;
   }
+  // Of a job of several nodes, it may be any of these.
+  if (info.local_world_size == info.world_size) {
+    point.host = "127.0.0.1";
+    point.origin = "all ranks on one machine";
+    return;
+  }
   for (std::string_view name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
     const std::optional<std::string> nodes = reader.get(name);
     if (!nodes) continue;
@@ -97,11 +103,6 @@ void find_host(Reader& reader, RendezvousInfo& info) {
     } else {
       reader.ill_formed(name, "a list of nodes such as \"node[01-04]\"");
     }
-    return;
-  }
-  if (info.local_world_size == info.world_size) {
-    point.host = "127.0.0.1";
-    point.origin = "all ranks on one machine";
     return;
   }
   reader.not_set("MASTER_ADDR", "the host of rank 0");

@@ -208,6 +208,10 @@ TEST(RendezvousTest, OpenMpiInASlurmJobFindsTheHost) {
   EXPECT_EQ(info.launcher, "Open MPI");
   EXPECT_EQ(info.rank, 3);
   EXPECT_EQ(info.meeting_point.host, "n1");
+  // On one node of the job, which may be another one than its first.
+  const RendezvousInfo alone = detect(changed(
+      kOpenMpi, {{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}, {"SLURM_JOB_NODELIST", "n[1-2]"}}));
+  EXPECT_EQ(alone.meeting_point.host, "127.0.0.1");
 }
 
 TEST(RendezvousTest, Pmi) {

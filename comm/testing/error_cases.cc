@@ -324,6 +324,26 @@ TEST_P(CommErrorConformance, WhoeverMakesAGroupLearnsThatARankWillNotCome) {
   }
 }
 
+// A rank that comes after another one's time-out is not left to wait for it: the group is broken.
+TEST_P(CommErrorConformance, WhoeverComesTooLateForAGroupLearnsThat) {
+  absl::Duration waited;
+  const std::vector<absl::Status> results = run(
+      2,
+      [&](const auto& comm) -> absl::Status {
+        SHARDWEAVE_RETURN_IF_ERROR(comm->barrier().wait());
+        if (comm->rank() == 1) absl::SleepFor(absl::Milliseconds(1500));
+        const absl::Time begin = absl::Now();
+        const auto group = comm->subgroup({0, 1}, "late");
+        if (comm->rank() == 1) waited = absl::Now() - begin;
+        EXPECT_FALSE(comm->health().ok());
+        return group.status();
+      },
+      absl::Seconds(1));
+  EXPECT_FALSE(results[0].ok());
+  EXPECT_FALSE(results[1].ok());
+  EXPECT_LT(waited, absl::Milliseconds(700));
+}
+
 // 4. Arguments that are wrong on their own.
 
 TEST_P(CommErrorConformance, BadArgumentsAreRefusedAndHarmless) {

@@ -119,6 +119,7 @@ absl::StatusOr<SavedTensor> parse_tensor(const std::string& name, const Json& js
 
 absl::Status parse_files(const Json& json, Manifest& manifest) {
   if (!json.is_object()) return unexpected({"files"}, "an object", json);
+  int64_t total = 0;
   for (const auto& [name, file] : json.items()) {
     if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos) {
@@ -129,6 +130,9 @@ absl::Status parse_files(const Json& json, Manifest& manifest) {
     const std::optional<int64_t> bytes = as_size(file["bytes"]);
     if (!bytes.has_value()) {
       return unexpected({"files", name, "bytes"}, "a whole number", file["bytes"]);
+    }
+    if (__builtin_add_overflow(total, *bytes, &total)) {
+      return unexpected({"files", name, "bytes"}, "bytes that are below 2^63 in all files", *bytes);
     }
     const std::optional<uint64_t> sum =
         file["xxh3"].is_string() ? from_hex(file["xxh3"].get<std::string>()) : std::nullopt;

@@ -238,6 +238,8 @@ TEST(ManifestTest, RefusesWhatIsNotWhole) {
       {"\"v\": \"w\"", "\"number\": \"w\"", "another name"},
       {"\"rank-00001.safetensors\": {\"bytes\"", "\"../x\": {\"bytes\"", "beside the manifest"},
       {"\"rank-00001.safetensors\": {\"bytes\"", "\"other\": {\"bytes\"", "one of \"files\""},
+      {"\"rank-00001.safetensors\": {\"bytes\": ", "\"rank-00001.safetensors\": {\"bytes\": 92233720368547",
+       "below 2^63 in all files"},
       {"\"epoch\": 3", "\"epoch\": 3, \"epoch\": 4", "stands twice"},
       {"}\n", "", "no JSON"},
       {"\"values\": {", "\"values\": [{", "no JSON"},

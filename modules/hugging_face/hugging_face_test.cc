@@ -655,6 +655,9 @@ TEST(ModelConfigTest, WhatIsTooMuchIsAnError) {
   config["num_hidden_layers"] = 1'000'000;
   EXPECT_THAT(message(config.dump()), HasSubstr("is 1000000; wanted at most 100000"));
   config["num_hidden_layers"] = 2;
+  Json experts = Json::parse(config_of("mixtral"));
+  experts["num_local_experts"] = 1'000'000;  // each is a tensor in files
+  EXPECT_THAT(message(experts.dump()), HasSubstr("is 1000000; wanted at most 100000"));
   config["vocab_size"] = int64_t{1} << 60;
   EXPECT_THAT(message(config.dump()),
               HasSubstr("\"vocab_size\": is 1152921504606846976; wanted at most 1000000000"));

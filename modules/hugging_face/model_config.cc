@@ -219,8 +219,11 @@ absl::Status check_keys(const JsonDocument& document, const KindOfConfig& kind,
       return document.refuse(
           {key}, str_cat("is ", value.dump(), ", which is not here; wanted ", one->value));
     }
-    // Products of two of them are numbers, and modules are made for each layer.
-    const int64_t most = key == "num_hidden_layers" || key == "n_layer" ? 100'000 : 1'000'000'000;
+    // Products of two of them are numbers. Modules are made for each layer, and files have a tensor of
+    // each expert.
+    const bool is_count =
+        key == "num_hidden_layers" || key == "n_layer" || key == "num_local_experts";
+    const int64_t most = is_count ? 100'000 : 1'000'000'000;
     if (has(kind.keys, key) && value.is_number_unsigned() &&
         value.get<uint64_t>() > static_cast<uint64_t>(most)) {
       return document.refuse({key}, str_cat("is ", value.dump(), "; wanted at most ", most));

@@ -35,7 +35,8 @@ constexpr char kProgram[] = "tools/launch/launch";
 // A run of launch in the background, its output in files.
 class Launched {
  public:
-  explicit Launched(std::vector<std::string> arguments, const char* name = kProgram) {
+  explicit Launched(std::vector<std::string> arguments, const char* name = kProgram,
+                    int output = -1) {
     std::string directory = absl::StrCat(testing::TempDir(), "/launch_XXXXXX");
     EXPECT_NE(::mkdtemp(directory.data()), nullptr);
     directory_ = directory;
@@ -47,7 +48,7 @@ class Launched {
     const std::string err = path("err");
     pid_ = ::fork();
     if (pid_ == 0) {
-      ::dup2(::open(out.c_str(), O_CREAT | O_WRONLY, 0600), STDOUT_FILENO);
+      ::dup2(output >= 0 ? output : ::open(out.c_str(), O_CREAT | O_WRONLY, 0600), STDOUT_FILENO);
       ::dup2(::open(err.c_str(), O_CREAT | O_WRONLY, 0600), STDERR_FILENO);
       ::setenv("SCRATCH", directory_.c_str(), 1);
       ::unsetenv("OMP_NUM_THREADS");
@@ -374,6 +375,36 @@ TEST(LaunchTest, ProgramNotExecutable) {
   Launched run({"-n", "3", "--", "/etc/passwd"});
   EXPECT_EQ(run.wait(), 126);
   EXPECT_EQ(run.err(), "cannot start /etc/passwd: Permission denied\n");
+}
+
+// Of a pipe that nobody reads. The ranks have written all that it takes when the first number comes.
+TEST(LaunchTest, SignalsAndDeadlinesCountWhileTheOutputStalls) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const std::string script =
+      "trap 'echo 1 >$SCRATCH/told$RANK; exit' TERM; yes & echo $$ >$SCRATCH/pid$RANK; wait";
+  Launched run(shell(2, script, {"--grace=1"}), kProgram, ends[1]);
+  run.wait_for_number("pid0");
+  run.wait_for_number("pid1");
+  absl::SleepFor(absl::Seconds(1));
+  ::kill(run.pid(), SIGTERM);
+  EXPECT_EQ(run.wait_for_number("told0"), 1);
+  EXPECT_EQ(run.wait_for_number("told1"), 1);
+  EXPECT_EQ(run.wait(), 128 + SIGTERM);
+
+  Launched failing(shell(2, "yes & [ $RANK = 0 ] || exit 3; echo $$ >$SCRATCH/pid0; wait",
+                         {"--notice=0", "--grace=1"}),
+                   kProgram, ends[1]);
+  EXPECT_TRUE(gone_soon(failing.wait_for_number("pid0")));
+  ::close(ends[1]);
+  std::thread reader([&] {
+    char buffer[1 << 16];
+    while (::read(ends[0], buffer, sizeof(buffer)) > 0) {
+    }
+  });
+  EXPECT_EQ(failing.wait(), 3);  // all was written that its ranks had to say
+  reader.join();
+  ::close(ends[0]);
 }
 
 TEST(LaunchTest, RefusesBadNumbersOfRanks) {

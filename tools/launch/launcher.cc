@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <limits.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string_view>
@@ -144,7 +146,9 @@ bool wants_color(int fd) {
 // One rank's stdout or stderr on its way to ours.
 class Stream {
  public:
-  Stream(int target, std::string prefix) : target_(target), lines_(std::move(prefix)) {}
+  // `may_write` waits until the target takes PIPE_BUF bytes; false: it never will.
+  Stream(int target, std::string prefix, std::function<bool(int)> may_write)
+      : target_(target), lines_(std::move(prefix)), may_write_(std::move(may_write)) {}
 
   // Returns the end that the rank writes to.
   absl::StatusOr<FileDescriptor> open() {
@@ -181,13 +185,11 @@ class Stream {
  private:
   bool write(std::string_view text) {
     while (!text.empty()) {
-      const ssize_t n = ::write(target_, text.data(), text.size());
+      if (!may_write_(target_)) return false;
+      const ssize_t n = ::write(target_, text.data(), std::min<size_t>(text.size(), PIPE_BUF));
       if (n > 0) {
         text.remove_prefix(n);
-      } else if (errno == EAGAIN) {  // whoever gave us our output made it non-blocking
-        pollfd ready = {target_, POLLOUT, 0};
-        ::poll(&ready, 1, -1);
-      } else if (errno != EINTR) {
+      } else if (errno != EINTR && errno != EAGAIN) {
         return false;
       }
     }
@@ -197,6 +199,7 @@ class Stream {
   const int target_;
   FileDescriptor source_;
   PrefixedLines lines_;
+  std::function<bool(int)> may_write_;
 };
 
 class Launch {
@@ -236,15 +239,7 @@ class Launch {
     while (running_ > 0) {
       wait_for_events();
       pump();
-      for (auto signal = signals_.next(); signal.number != 0; signal = signals_.next()) {
-        if (signal.number == SIGCHLD) {
-          collect_ended(signal.sender);
-        } else if (signal.number != SIGPIPE) {
-          is_message(signal.number) ? signal_all(signal.number) : interrupt(signal.number);
-        }
-      }
-      if (absl::Now() >= ask_at_) ask_all(SIGTERM);
-      if (absl::Now() >= kill_at_) signal_all(SIGKILL);
+      attend();
     }
     signal_all(SIGKILL);  // what ranks have left behind
     for (const std::unique_ptr<Stream>& stream : streams_) stream->finish();
@@ -287,7 +282,8 @@ class Launch {
     if (options_.prefix_output) {
       for (int target : {STDOUT_FILENO, STDERR_FILENO}) {
         streams_.push_back(std::make_unique<Stream>(
-            target, prefix(rank, options_.num_ranks, wants_color(target))));
+            target, prefix(rank, options_.num_ranks, wants_color(target)),
+            [this](int output) { return may_write(output); }));
         absl::StatusOr<FileDescriptor> writer = streams_.back()->open();
         if (!writer.ok()) return writer.status();
         writers[target - STDOUT_FILENO] = *std::move(writer);
@@ -309,14 +305,42 @@ class Launch {
     for (const std::unique_ptr<Stream>& stream : streams_) {
       if (stream->fd() >= 0) fds.push_back({stream->fd(), POLLIN, 0});
     }
-    int milliseconds = -1;
+    ::poll(fds.data(), fds.size(), milliseconds_to_next());
+  }
+
+  // Until something is due, for poll().
+  int milliseconds_to_next() const {
     const absl::Time next = std::min(ask_at_, kill_at_);
-    if (next != absl::InfiniteFuture()) {
-      const absl::Duration left = absl::Ceil(next - absl::Now(), absl::Milliseconds(1));
-      milliseconds =
-          static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(left), 0, 1 << 30));
+    if (next == absl::InfiniteFuture()) return -1;
+    const absl::Duration left = absl::Ceil(next - absl::Now(), absl::Milliseconds(1));
+    return static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(left), 0, 1 << 30));
+  }
+
+  // Signals that have come, and what is due. Streams are left alone: it runs while one is written to.
+  void attend() {
+    for (auto signal = signals_.next(); signal.number != 0; signal = signals_.next()) {
+      if (signal.number == SIGCHLD) {
+        collect_ended(signal.sender);
+      } else if (signal.number != SIGPIPE) {
+        is_message(signal.number) ? signal_all(signal.number) : interrupt(signal.number);
+      }
     }
-    ::poll(fds.data(), fds.size(), milliseconds);
+    if (absl::Now() >= ask_at_) ask_all(SIGTERM);
+    if (absl::Now() >= kill_at_) {
+      signal_all(SIGKILL);
+      drops_output_ = is_interrupted_;
+    }
+  }
+
+  // Whoever reads our output may stop reading: signals and deadlines count all the same.
+  bool may_write(int output) {
+    while (!drops_output_) {
+      pollfd fds[] = {{output, POLLOUT, 0}, {signals_.fd(), POLLIN, 0}};
+      ::poll(fds, 2, milliseconds_to_next());
+      attend();
+      if (fds[0].revents != 0) return true;
+    }
+    return false;
   }
 
   void pump() {
@@ -362,6 +386,7 @@ class Launch {
   static bool is_message(int signal) { return signal == SIGUSR1 || signal == SIGUSR2; }
 
   void interrupt(int signal) {
+    is_interrupted_ = true;
     if (result_.interrupted_by != 0 || result_.first_failure) {
       kill_at_ = absl::Now();  // the user is impatient
       return;
@@ -391,6 +416,8 @@ class Launch {
   std::vector<bool> ended_;
   LaunchResult result_;
   int running_ = 0;
+  bool is_interrupted_ = false;  // from outside
+  bool drops_output_ = false;    // what nobody reads, after that and the kill
   absl::Time ask_at_ = absl::InfiniteFuture();   // when all get SIGTERM
   absl::Time kill_at_ = absl::InfiniteFuture();  // when all get SIGKILL
   std::unique_ptr<Watchdog> watchdog_;

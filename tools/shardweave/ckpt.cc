@@ -8,6 +8,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "ATen/ATen.h"
@@ -23,6 +25,7 @@
 #include "shardweave/modules/checkpoint/tensor_source.h"
 #include "shardweave/modules/checkpoint/torch_files.h"
 #include "shardweave/modules/hugging_face/model_files.h"
+#include "shardweave/modules/hugging_face/names.h"
 #include "shardweave/modules/hugging_face/pretrained.h"
 #include "shardweave/tools/progress/progress_bar.h"
 
@@ -348,25 +351,25 @@ void compare(const TensorSource& a, const TensorSource& b, const Box& box, Diffe
   if (!(largest <= result.largest)) result.largest = largest;
 }
 
-// Some rows at a time.
-Difference compare(const TensorSource& a, const TensorSource& b) {
+// Some rows at a time; of rows that are too large some of theirs.
+void compare_in_parts(const TensorSource& a, const TensorSource& b, const Box& box, size_t dim,
+                      Difference& result) {
   constexpr int64_t kMostElements = int64_t{4} << 20;
+  if (box.numel() <= kMostElements || dim == box.shape.size()) return compare(a, b, box, result);
+  const int64_t rows = box.shape[dim];
+  const int64_t step = std::max<int64_t>(1, kMostElements / (box.numel() / rows));
+  for (int64_t row = 0; row < rows; row += step) {
+    Box part = box;
+    part.offset[dim] += row;
+    part.shape[dim] = std::min(step, rows - row);
+    compare_in_parts(a, b, part, dim + 1, result);
+  }
+}
+
+Difference compare(const TensorSource& a, const TensorSource& b) {
   Difference result;
   const Box whole = whole_box(a.shape);
-  if (whole.numel() == 0) return result;
-  if (a.shape.empty()) {
-    compare(a, b, whole, result);
-    return result;
-  }
-  const int64_t rows = a.shape[0];
-  const int64_t step =
-      std::max<int64_t>(1, kMostElements / std::max<int64_t>(1, whole.numel() / rows));
-  for (int64_t row = 0; row < rows; row += step) {
-    Box box = whole;
-    box.offset[0] = row;
-    box.shape[0] = std::min(step, rows - row);
-    compare(a, b, box, result);
-  }
+  if (whole.numel() != 0) compare_in_parts(a, b, whole, 0, result);
   return result;
 }
 
@@ -521,13 +524,22 @@ absl::StatusOr<std::vector<TensorSource>> tensors_of_model(const Opened& opened,
   const absl::StatusOr<std::vector<WantedTensor>> wanted = tensors_of_config(config);
   if (!wanted.ok()) return wanted.status();
   FileMatch wrong;
+  const auto first_part = [](std::string_view name) { return name.substr(0, name.find('.')); };
+  std::set<std::string, std::less<>> taken, parts;  // names in the checkpoint; parts of the model
   for (const WantedTensor& each : *wanted) {
     Words names = {each.name};
     names.insert(names.end(), each.aliases.begin(), each.aliases.end());
     const TensorSource* found = nullptr;
     for (const std::string& name : names) {
+      parts.emplace(first_part(name));
       const auto it = there.find(flags.prefix + name);
-      if (it != there.end() && found == nullptr) found = it->second;
+      if (it == there.end()) continue;
+      if (found == nullptr) found = it->second;
+      // Two tensors for what is one in the model are as good as one only if they are copies.
+      const bool is_alike = found->shape == it->second->shape && found->dtype == it->second->dtype;
+      if (is_alike && (found == it->second || compare(*found, *it->second).count == 0)) {
+        taken.insert(it->second->name);
+      }
     }
     if (found == nullptr) {
       wrong.missing.push_back(flags.prefix + each.name);
@@ -538,6 +550,14 @@ absl::StatusOr<std::vector<TensorSource>> tensors_of_model(const Opened& opened,
     } else {
       result.push_back(named(*found, each.name));
     }
+  }
+  // What the model does not have, where it would: optimizers' states and the like are beside it.
+  const std::string kind = Json::parse(config)["model_type"];
+  for (const TensorSource& tensor : opened.tensors) {
+    if (!tensor.name.starts_with(flags.prefix) || taken.contains(tensor.name)) continue;
+    const std::string_view name = std::string_view(tensor.name).substr(flags.prefix.size());
+    if (!parts.contains(first_part(name)) || is_passed_over(kind, name)) continue;
+    wrong.unexpected.push_back(tensor.name);
   }
   if (wrong.ok()) return result;
   return absl::InvalidArgumentError(

@@ -169,6 +169,23 @@ TEST(CkptTest, DiffSeesWhatADoubleDoesNotHold) {
       "different": [{"name": "n", "what": "values", "elements": 3, "largest": 1.0}]})"));
 }
 
+// Whose rows are larger than what is compared at once.
+TEST(CkptTest, DiffOfTensorsWithLargeRows) {
+  const std::string directory = temporary("large_rows");
+  shardweave::testing::on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) {
+    for (const int64_t step : {1, 2}) {
+      StateDict state;
+      at::Tensor wide = at::zeros({2, 3, (1 << 21) + 1}, at::kHalf);
+      if (step == 2) wide.slice(-1, -2).fill_(4);
+      state.add_tensor("wide", wide);
+      save_checkpoint(directory, step, state, mesh);
+    }
+  });
+  const Ran ran = ckpt({"diff", directory + "/step-000001", directory + "/step-000002", "--json"});
+  EXPECT_EQ(ran.json(), Json::parse(R"({"only_first": [], "only_second": [], "same": 0,
+      "different": [{"name": "wide", "what": "values", "elements": 12, "largest": 4.0}]})"));
+}
+
 TEST(CkptTest, ReshardsForAnotherNumberOfRanks) {
   const std::string run = saved_run("from8"), other = temporary("to3");
   const Ran ran = ckpt({"reshard", run, other, "--files=3", "--json"});
@@ -230,6 +247,25 @@ TEST(CkptTest, ImportsAndExportsWhatTransformersHasWritten) {
     EXPECT_EQ(Json::parse(read_text(half + "/config.json"))["dtype"], "bfloat16");
     EXPECT_EQ(ckpt({"diff", reference, half}).code, 2);
   }
+}
+
+// What the configuration's model does not have is not left out without a word.
+TEST(CkptTest, ExportsNoPartOfAModel) {
+  const std::string reference = std::string(kReferences) + "llama", run = temporary("more");
+  ASSERT_EQ(ckpt({"import", reference, run}).code, 0);
+  const auto exported = [&](const char* key, const Json& value) {
+    Json config = Json::parse(read_text(reference + "/config.json"));
+    config[key] = value;
+    const std::string file = temporary("changed.json"), out = temporary("less");
+    std::ofstream(file) << config;
+    const Ran ran = ckpt({"export", run, out, "--config=" + file});
+    EXPECT_EQ(ran.code, 1) << ran.out;
+    EXPECT_FALSE(std::filesystem::exists(out));
+    return ran.err;
+  };
+  EXPECT_THAT(exported("num_hidden_layers", 1), HasSubstr("unexpected: model.model.layers.1."));
+  EXPECT_THAT(exported("tie_word_embeddings", true),
+              HasSubstr("unexpected: model.lm_head.weight"));
 }
 
 TEST(CkptTest, ImportsWhatPyTorchHasSaved) {

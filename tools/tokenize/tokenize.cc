@@ -161,7 +161,13 @@ absl::Status write_encoded(const std::vector<std::string>& inputs, Encoder& enco
           return status;
       }
     } else {
-      std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+      // (Iterators would throw where a read fails.)
+      std::string text, chunk(kChunk, '\0');
+      while (file.read(chunk.data(), static_cast<std::streamsize>(chunk.size())) ||
+             file.gcount() > 0) {
+        text.append(chunk, 0, static_cast<size_t>(file.gcount()));
+      }
+      if (file.bad()) return unreadable(path);
       const size_t bytes = text.size();
       if (const absl::Status status = batches.add(std::move(text), bytes); !status.ok())
         return status;
@@ -194,6 +200,15 @@ absl::StatusOr<Totals> run() {
     const auto size = std::filesystem::file_size(path, error);
     if (error) return absl::NotFoundError(absl::StrCat("--input: ", path, ": ", error.message()));
     bytes += static_cast<int64_t>(size);
+  }
+  std::vector<std::string> kept = inputs;
+  if (!tokenizer.empty()) kept.push_back(tokenizer);
+  for (const std::string& path : kept) {
+    std::error_code error;  // an output that is new is none of them
+    if (std::filesystem::equivalent(path, output, error)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--output=", output, " is '", path, "', which is read"));
+    }
   }
   if (bytes == 0) return absl::InvalidArgumentError("--input: there is no text in the files");
 

@@ -117,11 +117,16 @@ def test_errors():
             (["--lines", "--input=" + write("long", b"\xff\n" + b"words and words\n" * 100000), *base],
              "text 0 is no UTF-8"),
             (["--input=" + text, "--output=/nowhere/x"], "/nowhere/x"),
+            (["--input=" + text, "--output=" + text], "which is read"),
+            (["--input=" + text, base[1], "--output=" + path("tokenizer.json")], "which is read"),
+            # A file whose reading fails.
+            (["--input=" + text + ",/proc/self/mem", *base], "/proc/self/mem"),
             (["--input=" + text, *base, "more"], "'more': wanted flags only"),
     ]:
         error = run(*arguments, fails=True)
         assert message in error, (message, error)
         assert not os.path.exists(path("none")), arguments
+        assert os.path.getsize(text) == 9
 
 
 if __name__ == "__main__":
