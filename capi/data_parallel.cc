@@ -89,7 +89,8 @@ void join_batch(const swv_mesh* mesh, const char* const* mesh_dims, size_t num_m
   JoinOptions options;
   for_each(span(mesh_dims, num_mesh_dims, "mesh_dims", kMaxDims), "mesh_dims",
            [&](const char* name) { options.mesh_dims.emplace_back(text(name, "mesh_dims")); });
-  const std::vector<at::Tensor> mine = tensors(handles, num_tensors, "tensors");
+  // NULL is refused there, on all ranks.
+  const std::vector<at::Tensor> mine = tensors_or_undefined(handles, num_tensors, "tensors");
   const CallMode mode(SWV_MODE_GRAD, "mode");
   Join join(on, options);
   std::optional<std::vector<at::Tensor>> batch = join.next(mine, kHost);

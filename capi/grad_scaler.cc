@@ -34,7 +34,9 @@ swv_tensor* scaled(const swv_grad_scaler* scaler, const swv_tensor* loss, swv_gr
 
 swv_bool unscale(GradScaler& scaler, swv_tensor* const* parameters, size_t num_parameters) {
   const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-  const std::vector<at::Tensor> all = tensors(parameters, num_parameters, "parameters");
+  // NULL is refused there, on all ranks.
+  const std::vector<at::Tensor> all =
+      tensors_or_undefined(parameters, num_parameters, "parameters");
   return static_cast<swv_bool>(
       saying_how_to_synchronize([&] { return scaler.unscale(all, kHost); }));
 }

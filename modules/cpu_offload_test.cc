@@ -555,6 +555,44 @@ TEST(CpuOffloadWorldTest, OneRankThatIsAThread) {
       kSlow);
 }
 
+// Some of the parameters rest on the GPU, some on the CPU: what their optimizer sends goes each its way.
+TEST(CpuOffloadOptimizersTest, OverTwoDevices) {
+  const auto numbers = [](int i, at::IntArrayRef sizes) {
+    return at::sin(at::arange(c10::multiply_integers(sizes), at::kFloat) * 0.3 + i).view(sizes);
+  };
+  const std::vector<std::vector<int64_t>> shapes = {{6, 4}, {6, 4}, {5, 3}, {5, 3}};
+  const auto check = [&](const auto& options) {
+    std::vector<at::Tensor> wanted;
+    for (int i = 0; i < 4; ++i) {
+      wanted.push_back(numbers(i, shapes[static_cast<size_t>(i)]).requires_grad_());
+      wanted.back().mutable_grad() = numbers(10 + i, wanted.back().sizes());
+    }
+    FusedOptimizer alone(wanted, options);
+    for (int step = 0; step < 2; ++step) alone.step();
+    on_gpus(
+        {{"dp", 2}},
+        [&](const MeshPtr& mesh) {
+          std::vector<at::Tensor> all;
+          const auto placed = [&](const at::Tensor& t, int i) {
+            return distribute_tensor(i % 2 == 0 ? t.to(at::kCUDA) : t, mesh, {Shard(0)});
+          };
+          for (int i = 0; i < 4; ++i) {
+            const std::vector<int64_t>& sizes = shapes[static_cast<size_t>(i)];
+            all.push_back(placed(numbers(i, sizes), i).requires_grad_());
+            all.back().mutable_grad() = placed(numbers(10 + i, sizes), i);
+          }
+          FusedOptimizer optimizer(all, options);
+          for (int step = 0; step < 2; ++step) optimizer.step();
+          for (size_t i = 0; i < 4; ++i) {
+            EXPECT_TRUE(at::allclose(host(all[i].detach()), wanted[i].detach(), 1e-4, 1e-5)) << i;
+          }
+        },
+        kSlow);
+  };
+  check(AdafactorOptions{});
+  check(MuonOptions{});
+}
+
 TEST(CpuOffloadErrorsTest, Devices) {
   const auto refusal = [](const std::function<void(const MeshPtr&)>& body) {
     std::string message;

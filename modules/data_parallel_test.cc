@@ -227,6 +227,64 @@ TEST(DataParallelTest, SendsWhatHasToBeSent) {
   }
 }
 
+// Another number of backwards a step than in the first, or fewer parameters that are trained: buckets
+// leave during backward again, and what arrives is what one device has.
+TEST(DataParallelTest, LearnsHowManyBackwardsThereAre) {
+  struct Two : nn::Module {
+    Two() {
+      register_module("up", up);
+      register_module("down", down);
+    }
+    at::Tensor loss(const at::Tensor& x) { return down(up(x)).square().sum(); }
+    nn::Linear up{4, 6}, down{6, 3};
+  };
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Two model, alone;
+    for (size_t i = 0; i < 4; ++i) {
+      for (Two* each : {&model, &alone}) {
+        const at::Tensor p = each->parameters()[i].detach();
+        p.copy_(at::sin(at::arange(p.numel(), at::kFloat) + i).view(p.sizes()));
+      }
+    }
+    const at::Tensor input = at::sin(at::arange(32, at::kFloat)).view({8, 4});
+    alone.loss(input).backward();
+    const GradSync ddp = distributed_data_parallel(model, mesh, {.sync = {.bucket_bytes = 1}});
+    const at::Tensor x = distribute_tensor(input, mesh, {Shard(0)});
+    // How many leave in backward, and how many collectives there are of gradients.
+    const auto step = [&](int backwards) {
+      const int64_t before = ddp.left_in_backward();
+      const CommTrace trace(mesh);
+      for (int i = 0; i < backwards; ++i) model.loss(x).backward();
+      finish_grad_sync(model);
+      int64_t calls = 0;
+      for (const CommEvent& event : trace.events()) {
+        calls += event.phase == Phase::kGradientSync && !event.is_check;
+      }
+      for (size_t i = 0; i < 4; ++i) {
+        at::Tensor p = model.parameters()[i];
+        if (p.requires_grad()) {
+          EXPECT_TRUE(at::allclose(full_tensor(p.grad()), alone.parameters()[i].grad() * backwards,
+                                   1e-4, 1e-5));
+        }
+        p.mutable_grad() = at::Tensor();
+      }
+      return std::pair(ddp.left_in_backward() - before, calls);
+    };
+    step(2);
+    step(1);                                              // less than it has learned
+    EXPECT_EQ(step(1), std::pair(int64_t{4}, int64_t{4}));
+    step(2);                                              // more: sent in backward, and again
+    EXPECT_EQ(step(2), std::pair(int64_t{4}, int64_t{4}));
+    // The first that comes.
+    model.down->bias.requires_grad_(false);
+    step(2);
+    EXPECT_EQ(step(2), std::pair(int64_t{3}, int64_t{3}));
+    model.down->bias.requires_grad_(true);
+    step(2);
+    EXPECT_EQ(step(2), std::pair(int64_t{4}, int64_t{4}));
+  });
+}
+
 TEST(DataParallelTest, BuffersOfTheFirstRank) {
   struct WithPlainImpl : nn::Module {
     WithPlainImpl() {

@@ -50,7 +50,8 @@
 // is hybrid sharding.
 //
 // Under checkpoint() a part that runs again is gathered again. Without gradients (evaluation) units
-// are gathered and emptied alike; the one that was touched last stays, until the next or reshard(). So
+// are gathered and emptied alike; the one that was touched last stays, and the one that came after it
+// in another pass is gathered ahead, until the next or reshard(). So
 // what is written through to_local() of a parameter is written on all ranks or on none, also where a
 // rank has nothing of it, or behind reshard(): a unit that is full is gathered again by who has written.
 #pragma once

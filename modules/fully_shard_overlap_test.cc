@@ -185,7 +185,8 @@ TEST(FullyShardOverlapTest, TheBitsAreThoseOfABackwardThatWaits) {
   });
 }
 
-// Three units at most are in memory: the one that computes, the next, and one whose gradients travel.
+// Three units at most are in memory: the one that computes, the next, and one whose gradients travel
+// (or have by now).
 TEST(FullyShardOverlapTest, MemoryIsBounded) {
   on_mesh({{"dp", 3}}, [](const MeshPtr& mesh) {
     nn::Sequential model = make();
@@ -194,7 +195,7 @@ TEST(FullyShardOverlapTest, MemoryIsBounded) {
       loss_of(model, distribute_tensor(input(step), mesh, {{"dp", Shard(0)}})).backward();
       for (at::Tensor& p : model->parameters()) p.mutable_grad() = at::Tensor();
     }
-    EXPECT_EQ(fully_shard_counters(mesh).peak_gathered_bytes, 3 * (kDim + 1) * kDim * 4);
+    EXPECT_LE(fully_shard_counters(mesh).peak_gathered_bytes, 3 * (kDim + 1) * kDim * 4);
   });
 }
 

@@ -814,7 +814,7 @@ void set_state_of(FusedOptimizer& optimizer, size_t index, const at::Tensor& sha
     return;
   }
   for (const auto& [name, value] : lying_as_kept(state, kept)) {
-    optimizer.set_state(index, name, value);
+    optim_internal::put_state(optimizer, index, name, value);
   }
 }
 

@@ -66,6 +66,7 @@ class CollectiveUnderWay {
     span_.reset();
     return status;
   }
+  bool done() const { return work_.done(); }
 
  private:
   TensorWork work_;
@@ -146,6 +147,7 @@ class GradientScatter {
   // Waits, and gives up the memory that was sent from; throws Error.
   void finish();
   bool is_under_way() const { return under_way_.has_value(); }
+  bool done() const { return !under_way_.has_value() || under_way_->done(); }
   // This rank's part. Finishes.
   const at::Tensor& part(size_t i);
   // Nobody asks for parts any more.

@@ -264,14 +264,18 @@ void check_not_recorded(const c10::OperatorHandle& op, absl::Span<const IValue> 
 
 // --- the order of units --------------------------------------------------------------------------
 
+FsdpState::UnitsBefore FsdpState::before_next() const {
+  return {before_, current_, in_backward_ || c10::GradMode::is_enabled()};
+}
+
 void FsdpState::learn(FsdpUnit& unit) {
-  const auto [it, is_new] = next_.try_emplace({before_, current_}, Guess{&unit});
+  const auto [it, is_new] = next_.try_emplace(before_next(), Guess{&unit});
   Guess& guess = it->second;
   if (!is_new) guess = {&unit, guess.unit == &unit};
 }
 
 FsdpUnit* FsdpState::guessed() const {
-  const auto it = next_.find({before_, current_});
+  const auto it = next_.find(before_next());
   return it != next_.end() && it->second.sure ? it->second.unit : nullptr;
 }
 
@@ -349,6 +353,12 @@ void FsdpState::finish_gradients(size_t but_the_last) {
   }
 }
 
+void FsdpState::give_up_sent() {
+  for (const std::weak_ptr<UnitGradients>& each : sending_) {
+    if (const std::shared_ptr<UnitGradients> gradients = each.lock()) gradients->give_up_if_sent();
+  }
+}
+
 void FsdpState::reshard() {
   ahead_ = nullptr;
   leaving_.clear();
@@ -363,7 +373,7 @@ void FsdpState::forget(FsdpUnit& unit) {
     if (*known == &unit) *known = nullptr;
   }
   absl::erase_if(next_, [&](const auto& item) {
-    return item.first.first == &unit || item.first.second == &unit || item.second.unit == &unit;
+    return item.first.two == &unit || item.first.one == &unit || item.second.unit == &unit;
   });
 }
 

@@ -96,6 +96,8 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   FsdpUnit* guessed() const;
   void end_with_backward();
   void finish_gradients(size_t but_the_last);
+  // The memory of gradients that have left, without waiting for those that have not.
+  void give_up_sent();
   void forget(FsdpUnit& unit);
 
   MeshContext& context_;
@@ -110,7 +112,18 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   absl::flat_hash_map<std::pair<int, int64_t>, std::shared_ptr<Communicator>> neighbours_;
   std::vector<std::pair<Way, c10::Stream>> lanes_;
   // What came after two units.
-  absl::flat_hash_map<std::pair<FsdpUnit*, FsdpUnit*>, Guess> next_;
+  struct UnitsBefore {
+    FsdpUnit *two, *one;
+    bool trains;  // evaluation goes another way than what backward has taught
+
+    template <typename H>
+    friend H AbslHashValue(H h, const UnitsBefore& b) {
+      return H::combine(std::move(h), b.two, b.one, b.trains);
+    }
+    friend bool operator==(const UnitsBefore&, const UnitsBefore&) = default;
+  };
+  UnitsBefore before_next() const;
+  absl::flat_hash_map<UnitsBefore, Guess> next_;
   bool in_backward_ = false;
   std::weak_ptr<const void> backward_;  // its callback: gone with it, also if it fails
 };
@@ -145,6 +158,8 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   // Makes it full. Collective along the mesh dimension, unless it is.
   void touch() {
     last_use_ = context_->observation.counters.operators;
+    if (!state_->sending_.empty()) [[unlikely]]
+      state_->give_up_sent();
     if (state_->current_ != this || !is_full_ || !is_fresh()) [[unlikely]]
       state_->touch(*this);
     if (filled_.has_value()) join_stream();

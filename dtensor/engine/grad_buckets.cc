@@ -435,6 +435,14 @@ bool GradBuckets::on_one_mesh() const {
 
 void GradBuckets::plan(const Cause& cause) {
   const Lock lock(*this);
+  for (Parameter& p : parameters_) {
+    if (p.bucket < 0) continue;
+    // Frozen since: its bucket would hold back all behind it.
+    surprised_ |= !p.tensor.requires_grad();
+    // Another number of backwards. When a bucket leaves is this rank's own affair, since their order
+    // is not; but what a hook has taken it takes once, so that leaving late is better than too early.
+    if (p.came > 0 && (hook_ == nullptr || p.came > p.expected)) p.expected = p.came;
+  }
   const bool wanted = !order_.empty() && (!planned_ || surprised_);
   if (!wanted) return restart();
   buckets_.clear();

@@ -42,6 +42,8 @@ class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
   // Called once, when the memory that `buffer` gave is not needed any more.
   void when_sent(std::function<void()> sent) { sent_ = std::move(sent); }
   bool has_arrived() const { return has_arrived_ && (copies_ == nullptr || copies_->done()); }
+  // Without waiting: gives up that memory if nobody reads it any more.
+  void give_up_if_sent();
   // Throws Error, each time if it has failed.
   void finish();
   // And waits for the copies.

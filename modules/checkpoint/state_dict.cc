@@ -217,9 +217,10 @@ void add_states(StateDict& state, FusedOptimizer& optimizer, const std::string& 
       for (const std::string_view its : optimizer.state_names(index())) {
         const auto it = loaded.find(std::string(its));
         if (it != loaded.end()) {
-          optimizer.set_state(index(), its, it->second);
+          optim_internal::put_state(optimizer, index(), its, it->second);
         } else if (is_empty) {
-          optimizer.set_state(index(), its, at::zeros_like(optimizer.state(index(), its)));
+          optim_internal::put_state(optimizer, index(), its,
+                                    at::zeros_like(optimizer.state(index(), its)));
         }
       }
     };

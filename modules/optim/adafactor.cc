@@ -31,7 +31,17 @@ class Sums {
   void run(const Cause& cause) {
     if (context_ == nullptr) return;
     const About about(*context_, provenance_);
-    for (int m = 0; m < context_->mesh().ndim(); ++m) run(m, cause);
+    for (int m = 0; m < context_->mesh().ndim(); ++m) {
+      // What is offloaded rests beside what is not.
+      std::vector<at::Device> devices;
+      for (const Sum& sum : sums_) {
+        const at::Device device = sum.value.device();
+        if (sum.is_along(m) && std::find(devices.begin(), devices.end(), device) == devices.end()) {
+          devices.push_back(device);
+        }
+      }
+      for (const at::Device device : devices) run(m, device, cause);
+    }
   }
   const at::Tensor& operator[](size_t place) const { return sums_[place].value; }
   // Of a sum that is one number. The host waits for the device once, for all of them.
@@ -44,6 +54,10 @@ class Sums {
   struct Sum {
     at::Tensor value;
     std::vector<int> mesh_dims;
+
+    bool is_along(int mesh_dim) const {
+      return std::find(mesh_dims.begin(), mesh_dims.end(), mesh_dim) != mesh_dims.end();
+    }
   };
 
   void read_numbers() {
@@ -65,16 +79,14 @@ class Sums {
       numbers_[places[k]] = here.const_data_ptr<double>()[k];
   }
 
-  void run(int mesh_dim, const Cause& cause) {
+  void run(int mesh_dim, at::Device device, const Cause& cause) {
     std::vector<Sum*> together;
     std::vector<at::Tensor> flat;
     for (Sum& sum : sums_) {
-      const auto& dims = sum.mesh_dims;
-      if (std::find(dims.begin(), dims.end(), mesh_dim) == dims.end()) continue;
+      if (!sum.is_along(mesh_dim) || sum.value.device() != device) continue;
       together.push_back(&sum);
       flat.push_back(sum.value.reshape({-1}));
     }
-    if (together.empty()) return;
     CollectiveTransfer transfer;
     transfer.op = OpKind::kAllReduce;
     transfer.reduce_op = ReduceOp::kSum;

@@ -295,7 +295,7 @@ TEST(AdafactorTest, WhatOneRankDoesOtherwiseIsAnErrorOnAll) {
       "or options or steps differ", absl::StatusCode::kInvalidArgument);
   refused(
       [](FusedOptimizer& o, bool is_one) {
-        if (is_one) o.set_state(1, "step", at::scalar_tensor(3));
+        if (is_one) optim_internal::put_state(o, 1, "step", at::scalar_tensor(3));
       },
       "parameter 1 is not stepped alike", absl::StatusCode::kInvalidArgument);
   refused(

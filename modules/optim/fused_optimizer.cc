@@ -683,14 +683,36 @@ at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const 
 }
 
 void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at::Tensor& value) {
-  State& state = state_of(parameter);
+  const at::Tensor& its = parameters_[state_of(parameter).parameter];
+  if (!is_dtensor(its)) return put_state(parameter, name, value);
+  Agreement agreement(*meta_of(its).context, {.name = kFusedOptimizer});
+  check_state(parameter, name, value);
+  uint64_t sum = checksum(mix(1, parameter), name);
+  if (name == "step") {
+    sum = checksum(sum, str_cat(value.item<double>()));
+  } else {  // those that lie otherwise move otherwise
+    sum = checksum(
+        sum, str_cat(c10::toString(value.scalar_type()), " ", layout_of(value).to_string()));
+  }
+  if (const std::optional<Difference> differs = agreement.reach({sum})) {
+    throw Error(kFusedOptimizer,
+                absl::InvalidArgumentError(str_cat(
+                    "'", name, "' of parameter ", parameter, ": ranks ", differs->ranks[0], " and ",
+                    differs->ranks[1], " set another state, another 'step', or values of other "
+                    "dtypes or layouts")));
+  }
+  put_state(parameter, name, value);
+}
+
+void FusedOptimizer::check_state(size_t parameter, std::string_view name,
+                                 const at::Tensor& value) const {
+  const State& state = made(state_of(parameter));
   const Slot slot = find(state, name);
   const c10::AutoGradMode no_grad(false);
   const auto refuse = [&](std::string_view what) {
     throw Error(kFusedOptimizer, absl::InvalidArgumentError(
                                      str_cat("'", name, "' of parameter ", parameter, " ", what)));
   };
-  made(state);
   if (!slot.used) refuse("is not used with these options");
   if (!value.defined()) refuse("is set to an undefined tensor");
   if (name == "step") {
@@ -702,12 +724,9 @@ void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at
     if (!(steps >= 0) || steps != std::floor(steps) || steps > (1 << 24)) {
       refuse(str_cat("is ", steps, "; wanted a whole number from 0 to 2^24"));
     }
-    state.step.fill_(steps);
-    state.step_set = true;
     return;
   }
   const at::Tensor like = lying(state, slot);
-  const at::Tensor& found = state.*slot.tensor;
   if (value.sizes() != like.sizes()) {
     refuse(str_cat("has shape [", absl::StrJoin(like.sizes(), ", "), "]; got [",
                    absl::StrJoin(value.sizes(), ", "), "]"));
@@ -721,15 +740,36 @@ void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at
                ? str_cat("lies ", lies(meta_of(like).spec), "; got a plain tensor: distribute it")
                : "is plain; got a DTensor: take the full tensor");
   }
+  if (is_dtensor(like) && meta_of(value).context != meta_of(like).context) {
+    refuse("lies on another mesh");
+  }
+}
+
+void FusedOptimizer::put_state(size_t parameter, std::string_view name, const at::Tensor& value) {
+  check_state(parameter, name, value);
+  State& state = state_of(parameter);
+  const c10::AutoGradMode no_grad(false);
+  if (name == "step") {
+    state.step.fill_(value.item<double>());
+    state.step_set = true;
+    return;
+  }
+  const Slot slot = find(state, name);
+  const at::Tensor like = lying(state, slot);
+  const at::Tensor& found = state.*slot.tensor;
   if (!is_dtensor(like)) {
     found.copy_(value);
   } else {
-    if (meta_of(value).context != meta_of(like).context) refuse("lies on another mesh");
     found.copy_(part_to_read(redistribute(value, meta_of(like).spec->layout), kFusedOptimizer));
   }
   // torch::optim::SGD keeps no step: a buffer alone is one to go on from, and is saved as such.
   const bool is_sgd = std::holds_alternative<SgdOptions>(groups_[state.group]);
   if (is_sgd && !state.step_set && state.steps() == 0) state.step.fill_(1);
+}
+
+void optim_internal::put_state(FusedOptimizer& optimizer, size_t parameter, std::string_view name,
+                               const at::Tensor& value) {
+  optimizer.put_state(parameter, name, value);
 }
 
 }  // namespace shardweave

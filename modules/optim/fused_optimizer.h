@@ -19,9 +19,9 @@
 // the meshes of its parameters that are cut. Adafactor sums rows, columns and norms of all parameters
 // in two all-reduces along each mesh dimension that cuts one. Muon brings the parts of each matrix to
 // one of the ranks among which it is cut, chosen so that all have about as much to do, and those of
-// the result back: two all-to-alls for all matrices that are cut over the same mesh dimensions. Before
-// either the ranks compare, in one more, of which parameters they have gradients, and with which
-// options and after how many steps. Ranks that have the same part of a matrix (replicas) make it
+// the result back: two all-to-alls for all matrices that are cut over the same mesh dimensions. (For
+// each device, where parameters rest on several.) Before either the ranks compare, in one more, of
+// which parameters they have gradients, and with which options and after how many steps. Ranks that have the same part of a matrix (replicas) make it
 // orthogonal each by itself: they stay the same to the last bit where their matrix products round
 // alike, that is with one BLAS library, kind of processor and number of threads on all of them.
 //
@@ -57,6 +57,13 @@
 #include "shardweave/modules/optim/options.h"
 
 namespace shardweave {
+
+class FusedOptimizer;
+namespace optim_internal {
+// set_state() where the ranks have agreed on it.
+void put_state(FusedOptimizer& optimizer, size_t parameter, std::string_view name,
+               const at::Tensor& value);
+}  // namespace optim_internal
 
 class FusedOptimizer {
  public:
@@ -107,13 +114,15 @@ class FusedOptimizer {
   // (NotFound) for other names, (OutOfRange).
   at::Tensor state(size_t parameter, std::string_view name) const;
   // Copies `value`, of the state's shape and of any floating-point type: for a DTensor a DTensor
-  // of the same mesh, in any layout (collective, if it is not the state's), for a plain parameter
-  // a plain tensor. "step": one number, the same on every rank. SGD's first step takes the gradient
+  // of the same mesh, in any layout, for a plain parameter a plain tensor. "step": one number.
+  // Collective for a DTensor: what one rank refuses, and what differs, is an error on all. SGD's first step takes the gradient
   // for its momentum, all of it whatever the dampening: it is the first as long as "step" is 0. A
   // momentum_buffer that is set where "step" never was makes "step" 1.
   void set_state(size_t parameter, std::string_view name, const at::Tensor& value);
 
  private:
+  friend void optim_internal::put_state(FusedOptimizer& optimizer, size_t parameter,
+                                        std::string_view name, const at::Tensor& value);
   // Of one parameter; local tensors.
   struct State {
     size_t parameter;  // where it was given first
@@ -154,6 +163,9 @@ class FusedOptimizer {
   // the groups' optimizers has. One that is of another group's is not used.
   Slot find(const State& state, std::string_view name) const;
   at::Tensor lying(const State& state, const Slot& slot) const;
+  // Throws Error for what set_state() refuses.
+  void check_state(size_t parameter, std::string_view name, const at::Tensor& value) const;
+  void put_state(size_t parameter, std::string_view name, const at::Tensor& value);
   State& state_of(size_t parameter) const;
   static void run(const SgdOptions& options, Batch& batch);
   static void run(const AdamOptions& options, Batch& batch);

@@ -423,6 +423,34 @@ TEST(FusedOptimizerTest, RefusesAStateThatDoesNotFit) {
   });
 }
 
+// What one rank refuses, and what differs, is an error on all of them, and the state as before.
+TEST(FusedOptimizerTest, RanksSetTheSameState) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor w = distribute_tensor(start(), mesh, {Shard(0)}).requires_grad_();
+    FusedOptimizer optimizer({w}, AdamWOptions{});
+    const bool is_one = mesh->rank().value == 1;
+    const auto refused = [&](const char* name, const at::Tensor& value, const char* part) {
+      try {
+        optimizer.set_state(0, name, value);
+        ADD_FAILURE() << "took it: " << part;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_NE(std::string(error.what_without_backtrace()).find(part), std::string::npos)
+            << error.what_without_backtrace();
+      }
+      EXPECT_EQ(optimizer.state(0, "step").item<float>(), 0);
+      EXPECT_TRUE(at::equal(full_tensor(optimizer.state(0, "exp_avg")), at::zeros({7, 5})));
+    };
+    refused("step", at::scalar_tensor(is_one ? 100 : 0), "ranks 0 and 1 set another state");
+    refused(is_one ? "exp_avg" : "exp_avg_sq", zeros({7, 5}, mesh, {Shard(0)}), "ranks 0 and 1");
+    refused("exp_avg", zeros({7, 5}, mesh, {Shard(is_one ? 1 : 0)}), "ranks 0 and 1");
+    refused("exp_avg", zeros({is_one ? 5 : 7, 5}, mesh, {Shard(1)}),
+            is_one ? "has shape [7, 5]; got [5, 5]" : "refused on other ranks");
+    optimizer.set_state(0, "exp_avg", ones({7, 5}, mesh, {Shard(1)}));
+    EXPECT_TRUE(at::equal(full_tensor(optimizer.state(0, "exp_avg")), at::ones({7, 5})));
+  });
+}
+
 TEST(FusedOptimizerTest, AParameterThatIsDistributedAfterItsStateWasMadeIsRefused) {
   on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
     // The local parts have one shape, and other rows.

@@ -160,11 +160,6 @@ bool GradScaler::unscale(const std::vector<at::Tensor>& parameters, std::source_
   std::vector<at::Tensor> parts;
   Found found = Found::kFinite;
   std::exception_ptr error;  // of this rank; the others wait to hear of it
-  const auto divided_by = [&](double scale) {
-    const bool is_finite = multiply(parts, 1 / scale);
-    for (const at::Tensor& grad : grads) part_written(grad, kGradScaler);
-    return is_finite;
-  };
   try {
     check_gradients(each);
     check_written_together(grads, kGradScaler);
@@ -172,7 +167,8 @@ bool GradScaler::unscale(const std::vector<at::Tensor>& parameters, std::source_
       at::Tensor part = part_to_write(grad, kGradScaler);
       if (part.numel() > 0) parts.push_back(std::move(part));
     }
-    if (!divided_by(scale_)) found = Found::kNotFinite;
+    // By one, which leaves them as they are: nothing is divided before all ranks can.
+    if (!multiply(parts, 1)) found = Found::kNotFinite;
   } catch (...) {
     error = std::current_exception();
     found = Found::kRefused;
@@ -189,9 +185,10 @@ bool GradScaler::unscale(const std::vector<at::Tensor>& parameters, std::source_
   }
   if (error != nullptr) std::rethrow_exception(error);
   if (found == Found::kRefused) {
-    divided_by(1 / scale_);
     refuse(absl::StatusCode::kFailedPrecondition, "it was refused on another rank, which says why");
   }
+  multiply(parts, 1 / scale_);
+  for (const at::Tensor& grad : grads) part_written(grad, kGradScaler);
   for (const at::Tensor& parameter : each) parameters_.insert(parameter.unsafeGetTensorImpl());
   is_unscaled_ = true;
   found_inf_ = found_inf_ || found == Found::kNotFinite;
@@ -224,6 +221,8 @@ void GradScaler::set_state(double scale, int64_t growth_tracker) {
   check("growth_tracker", static_cast<double>(growth_tracker), growth_tracker >= 0, "0 or more");
   scale_ = scale;
   growth_tracker_ = growth_tracker;
+  is_unscaled_ = found_inf_ = false;
+  parameters_.clear();
 }
 
 }  // namespace shardweave

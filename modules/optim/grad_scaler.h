@@ -48,8 +48,7 @@ class GradScaler {
   // number. (With several meshes, which are then to have the same ranks, one more for each but the
   // last.) Throws Error on all ranks if it does on one (FailedPrecondition): for a parameter that has
   // been unscaled since the last update(), for a gradient that is still to be synchronized, and for
-  // a sparse one. Nothing is changed then; ranks that had divided multiply again, which is exact for a
-  // scale that is a power of two.
+  // a sparse one. Nothing is changed then.
   bool unscale(const std::vector<at::Tensor>& parameters,
                std::source_location where = std::source_location::current());
 
@@ -65,8 +64,8 @@ class GradScaler {
   double scale() const { return scale_; }
   // update()s in a row without a skip, since the scale was last changed.
   int64_t growth_tracker() const { return growth_tracker_; }
-  // To resume. Throws Error (InvalidArgument) for a scale that is not above 0 and finite, for a
-  // tracker below 0.
+  // To resume; what has been unscaled since the last update() is as if it had not. Throws Error
+  // (InvalidArgument) for a scale that is not above 0 and finite, for a tracker below 0.
   void set_state(double scale, int64_t growth_tracker);
 
  private:

@@ -214,6 +214,13 @@ TEST(GradScalerTest, WhatOneRankRefusesAllRefuse) {
           c.mutable_grad() = at::ones({4}, at::kInt);
         }
         const at::Tensor given = is_one && what == What::kUndefined ? at::Tensor() : c;
+        // What no scale brings back once it is divided.
+        const at::Tensor tiny = with_gradient(at::zeros({4}), at::full({4}, 1e-42));
+        const at::Tensor half = at::zeros({4}, at::kHalf);
+        half.mutable_grad() = at::full({4}, 1e-3, at::kHalf);
+        EXPECT_THROW(GradScaler({.init_scale = 3e8}).unscale({tiny, half, a, given, b}), Error);
+        EXPECT_TRUE(at::equal(tiny.grad(), at::full({4}, 1e-42)));
+        EXPECT_TRUE(at::equal(half.grad(), at::full({4}, 1e-3, at::kHalf)));
         GradScaler scaler({.init_scale = 4});
         try {
           scaler.unscale({a, given, b});
@@ -238,6 +245,16 @@ TEST(GradScalerTest, WhatOneRankRefusesAllRefuse) {
       });
     }
   }
+}
+
+TEST(GradScalerTest, AStateThatIsSetBeginsAnew) {
+  const at::Tensor a = with_gradient(at::zeros({2}), at::full({2}, INFINITY));
+  GradScaler scaler;
+  EXPECT_FALSE(scaler.unscale({a}));
+  scaler.set_state(8, 0);
+  a.mutable_grad() = at::ones({2});
+  EXPECT_TRUE(scaler.unscale({a}));  // which has not been, since
+  EXPECT_EQ(scaler.update(), 1);     // and what was found before counts no more
 }
 
 // A step is skipped on all ranks or on none, and what follows is what one device does: in training,

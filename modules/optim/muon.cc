@@ -50,17 +50,20 @@ void apply(const Update& update, const at::Tensor& orthogonal) {
 class Exchange {
  public:
   explicit Exchange(const Update& first)
-      : context_(first.context()), mesh_dims_(first.cutting), dtype_(options_of(first).ns_dtype) {}
+      : context_(first.context()),
+        mesh_dims_(first.cutting),
+        dtype_(options_of(first).ns_dtype),
+        device_(first.part.device()) {}
 
   bool takes(const Update& update) const {
     return update.context() == context_ && update.cutting == mesh_dims_ &&
-           options_of(update).ns_dtype == dtype_;
+           options_of(update).ns_dtype == dtype_ && update.part.device() == device_;
   }
   void add(Update& update) { updates_.push_back(&update); }
 
   void run(const Cause& cause) {
     plan();
-    const at::TensorOptions options = at::TensorOptions(dtype_).device(updates_[0]->part.device());
+    const at::TensorOptions options = at::TensorOptions(dtype_).device(device_);
     const std::vector<int64_t> mine = counts(Side::kMine), owned = counts(Side::kOwned);
     const auto sum = [](const std::vector<int64_t>& n) {
       return std::accumulate(n.begin(), n.end(), int64_t{0});
@@ -218,6 +221,7 @@ class Exchange {
   MeshContext* context_;
   std::vector<int> mesh_dims_;
   at::ScalarType dtype_;
+  at::Device device_;
   std::vector<Update*> updates_;
   int ranks_ = 1, rank_ = 0;
   std::vector<int> owners_;
