@@ -288,6 +288,14 @@ TEST(DataParallelTest, RanksThatRunOutOfInput) {
     EXPECT_EQ(with_input, (std::vector<int64_t>{3, 1}));
     swv_tensor* out[SWV_MAX_BATCH_TENSORS] = {};
     size_t count = 9;
+    // One rank's NULL is everybody's error, at once.
+    Tensor fine;
+    numbers({2, kDim}, me, fine);
+    const swv_tensor* given[] = {fine};
+    if (me == 1) given[0] = nullptr;
+    EXPECT_THAT(message_of(swv_mesh_join_batch(mesh, nullptr, 0, given, 1, out, &count, nullptr),
+                           SWV_CODE_INVALID_ARGUMENT),
+                HasSubstr(me == 1 ? "tensor 0 is undefined" : "rank 1 has refused its input"));
     const char* dims[] = {"pp"};
     EXPECT_THAT(message_of(swv_mesh_join_batch(mesh, dims, 1, nullptr, 0, out, &count, nullptr),
                            SWV_CODE_NOT_FOUND),

@@ -246,6 +246,12 @@ TEST(GradScalerTest, AllRanksSkipAStepOrNone) {
                   HasSubstr("(swv_module_finish_grad_sync and swv_finish_grad_sync do that)"));
       EXPECT_EQ(is_finite, 2);
       ok(swv_module_finish_grad_sync(module));
+      const bool is_one = its->coordinate()[0] == 1;
+      std::vector<swv_tensor*> with_null = {parameters[0], parameters[1]};
+      if (is_one) with_null[1] = nullptr;
+      EXPECT_THAT(message_of(swv_grad_scaler_unscale(scaler, with_null.data(), 2, &is_finite),
+                             is_one ? SWV_CODE_INVALID_ARGUMENT : SWV_CODE_FAILED_PRECONDITION),
+                  HasSubstr(is_one ? "parameter 1 is undefined" : "refused on another rank"));
       at::Tensor part = shardweave::to_local(parameters[0]->tensor.grad());
       if (step == 1 && its->coordinate()[0] == 1) part.view(-1)[0].fill_(INFINITY);
       ok(swv_grad_scaler_unscale(scaler, parameters.data(), parameters.size(), &is_finite));
