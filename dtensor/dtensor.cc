@@ -164,10 +164,14 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     // What others have must not become a .grad, to which more is added in place: LibTorch does not see
     // in the DTensor that they do. (autograd::Function has it twice.)
     const bool is_shared = grads[0].use_count() > 2;
+    // Nor must one of other strides than it shows: of an expanded one every element is the same memory.
+    const bool is_plain = like.strides == contiguous_strides(like.sizes);
+    const bool is_other = is_plain && !grads[0].is_contiguous();
+    const auto format = is_plain ? at::MemoryFormat::Contiguous : at::MemoryFormat::Preserve;
     at::Tensor grad = c10::GradMode::is_enabled()
                           ? FromLocal::apply(grads[0], spec, holder->context, holder->site)
-                          : wrap(is_shared ? grads[0].clone() : grads[0].detach(), std::move(spec),
-                                 holder->context);
+                          : wrap(is_shared || is_other ? grads[0].clone(format) : grads[0].detach(),
+                                 std::move(spec), holder->context);
     meta_of(grad).came_from(kRanksOwn);
     return {std::move(grad), at::Tensor(), at::Tensor()};
   }

@@ -521,6 +521,20 @@ TEST(RandomTest, CategoriesByWeight) {
     EXPECT_FALSE(three.eq(1).any().item<bool>());
     EXPECT_TRUE(at::equal(std::get<0>(three.sort(1)), at::tensor({0, 2, 3}).repeat({5, 1})));
   });
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    // Numbers of 16 bits do not tell a thousand categories apart.
+    const at::Tensor many =
+        distribute_tensor(at::ones({1000}, at::kBFloat16), mesh, Placements{Replicate()});
+    const at::Tensor drawn = full_tensor(at::multinomial(many, 20000, true));
+    EXPECT_GT(std::get<0>(at::_unique(drawn)).numel(), 990);
+    // Small concentrations: one share is nearly all, and none is nothing or no number.
+    const at::Tensor alpha =
+        distribute_tensor(at::full({200, 2}, 0.01f), mesh, Placements{Shard(0)});
+    const at::Tensor shares = full_tensor(at::_sample_dirichlet(alpha));
+    EXPECT_TRUE(shares.gt(0).all().item<bool>());
+    EXPECT_TRUE(at::allclose(shares.sum(-1), at::ones({200})));
+    EXPECT_TRUE(full_tensor(at::_standard_gamma(alpha)).gt(0).all().item<bool>());
+  });
   EXPECT_THAT(message([](const at::Tensor& x) { at::multinomial(x, 9); }),
               HasSubstr("multinomial"));
 }

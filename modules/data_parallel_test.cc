@@ -271,9 +271,9 @@ TEST(DataParallelTest, LearnsHowManyBackwardsThereAre) {
       return std::pair(ddp.left_in_backward() - before, calls);
     };
     step(2);
-    step(1);                                              // less than it has learned
+    step(1);  // less than it has learned
     EXPECT_EQ(step(1), std::pair(int64_t{4}, int64_t{4}));
-    step(2);                                              // more: sent in backward, and again
+    step(2);  // more: sent in backward, and again
     EXPECT_EQ(step(2), std::pair(int64_t{4}, int64_t{4}));
     // The first that comes.
     model.down->bias.requires_grad_(false);

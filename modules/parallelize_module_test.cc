@@ -756,6 +756,10 @@ TEST(ParallelizeModuleTest, SiblingsShareNothingThatWasHandedOut) {
         const at::Tensor of_one = to_local(handle(x)).detach();
         if (rank == 0) of_one.mul_(3);
         expect_k(x, first_threes);
+        x = input();  // by a handle with a version of its own
+        model->q(x);
+        handle(x).data().mul_(3);
+        expect_k(x, threes);
       }
     }
     const at::Tensor fed = at::ones({3, 4});

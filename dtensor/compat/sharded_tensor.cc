@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
+#include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/nn/module.h"
@@ -262,6 +263,11 @@ void shard_parameter(torch::nn::Module& module, std::string_view name, const Sha
     throw Error(absl::FailedPreconditionError(absl::StrCat(
         "shard_parameter: '", std::string(name), "' is sharded already: ", describe(parameter))));
   }
+
+  // Before anything changes: all that is plain becomes a DTensor, where it stands.
+  std::vector<dtensor_internal::Member> plain = dtensor_internal::members_of(module);
+  std::erase_if(plain, [](const dtensor_internal::Member& m) { return is_dtensor(m.tensor); });
+  dtensor_internal::check_distributable(plain, "shard_parameter");
 
   const c10::AutoGradMode no_grad(false);
   auto become = [](const at::Tensor& tensor, const at::Tensor& sharded) {

@@ -217,6 +217,23 @@ TEST(ShardParameterTest, ErrorsReachEveryRank) {
       absl::StatusCode::kFailedPrecondition, "'fc.weight' is sharded already: DTensor[7, 6]");
 }
 
+TEST(ShardParameterTest, TensorsOverOneMemoryStayOne) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    nn::Module root;
+    const nn::Linear one(4, 4), other(4, 4);
+    root.register_module("one", one.ptr());
+    root.register_module("other", other.ptr());
+    other->weight.set_data(one->weight.detach());
+    try {
+      shard_parameter(root, "one.weight", ChunkSpec{0}, mesh);
+      ADD_FAILURE() << "they are no longer one";
+    } catch (const Error& error) {
+      EXPECT_THAT(std::string(error.what_without_backtrace()), HasSubstr("over the same memory"));
+    }
+    for (const at::Tensor& p : root.parameters()) EXPECT_FALSE(is_dtensor(p));
+  });
+}
+
 TEST(ShardParameterTest, AnErrorChangesNothing) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     Net net;

@@ -205,7 +205,9 @@ uint64_t bits_of(const IValue& v) {
 // False if a plain tensor has to become a DTensor first.
 bool make_key(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<const IValue> args,
               CallKey& key) {
-  key.push_back(reinterpret_cast<uint64_t>(&info));
+  // What numbers make of integers depends on the default dtype; addresses have room for it.
+  key.push_back(reinterpret_cast<uint64_t>(&info) ^
+                (static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 56));
   const ArgKind* const kinds = info.args.data();
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& v = args[i];

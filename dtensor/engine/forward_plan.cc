@@ -200,9 +200,11 @@ at::Tensor laid_out_input(const std::shared_ptr<const ForwardLayouts>& layouts, 
   }
   std::shared_ptr<SharedInput> shared = std::exchange(meta->shared, nullptr);
   const auto version = static_cast<uint32_t>(tensor._version());
+  const int64_t writes = meta->family == nullptr ? 0 : meta->family->writes;
   const bool recorded = c10::GradMode::is_enabled() && tensor.requires_grad();
   if (shared != nullptr && shared->brought.defined() && shared->version == version &&
-      shared->target == value->target && shared->brought.requires_grad() == recorded &&
+      shared->writes == writes && shared->target == value->target &&
+      shared->brought.requires_grad() == recorded &&
       std::find(shared->readers.begin(), shared->readers.end(), layouts) ==
           shared->readers.end()) {  // else it is another forward
     value->met = true;
@@ -213,8 +215,11 @@ at::Tensor laid_out_input(const std::shared_ptr<const ForwardLayouts>& layouts, 
   shared.reset();  // before there is another
   at::Tensor brought = lay_out();
   if (!brought.is_same(tensor)) {
-    auto sharing = std::make_shared<SharedInput>(SharedInput{
-        .brought = brought, .version = version, .target = value->target, .readers = {layouts}});
+    auto sharing = std::make_shared<SharedInput>(SharedInput{.brought = brought,
+                                                             .version = version,
+                                                             .writes = writes,
+                                                             .target = value->target,
+                                                             .readers = {layouts}});
     *layouts->shared_last = sharing;
     meta_of(impl).shared = std::move(sharing);
   }

@@ -47,7 +47,8 @@ struct ForwardLayouts;
 // may be written by one rank alone, and is not shared.
 struct SharedInput {
   at::Tensor brought;
-  uint32_t version = 0;  // of the tensor
+  uint32_t version = 0;  // of the tensor,
+  int64_t writes = 0;    // and what was written to its family, by whatever handle
   ForwardTarget target;
   std::vector<std::shared_ptr<const ForwardLayouts>> readers;
 };

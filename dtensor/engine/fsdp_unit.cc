@@ -845,17 +845,21 @@ std::shared_ptr<UnitGradients> FsdpUnit::send(variable_list& grads) {
   state_->end_with_backward();
   if (from_flat) {
     sending_ = gradients;
-    gradients->when_sent([weak = weak_from_this()] {
-      const std::shared_ptr<FsdpUnit> unit = weak.lock();
-      if (unit == nullptr) return;
-      unit->sending_.reset();
-      unit->reshard();
-    });
+    gradients->when_sent(
+        [weak = weak_from_this()] {
+          const std::shared_ptr<FsdpUnit> unit = weak.lock();
+          if (unit == nullptr) return;
+          unit->sending_.reset();
+          unit->reshard();
+        },
+        /*early=*/true);
   } else {
-    gradients->when_sent([weak = std::weak_ptr<FsdpState>(state_), bytes] {
-      const std::shared_ptr<FsdpState> state = weak.lock();
-      if (state != nullptr) state->counters.gathered_bytes -= bytes;
-    });
+    gradients->when_sent(
+        [weak = std::weak_ptr<FsdpState>(state_), bytes] {
+          const std::shared_ptr<FsdpState> state = weak.lock();
+          if (state != nullptr) state->counters.gathered_bytes -= bytes;
+        },
+        /*early=*/false);  // it is kept until then
   }
   return gradients;
 }

@@ -8,7 +8,7 @@
 
 #include "ATen/ops/cat.h"
 #include "ATen/ops/empty.h"
-#include "ATen/ops/full_like.h"
+#include "ATen/ops/ones_like.h"
 #include "ATen/ops/view_as_complex.h"
 #include "ATen/ops/view_as_real.h"
 #include "ATen/ops/zeros_like.h"
@@ -139,7 +139,9 @@ class Step {
       case ReduceOp::kSum:
         return index_ == 0 ? local : at::zeros_like(local);
       case ReduceOp::kProduct:
-        return index_ == 0 ? local : at::full_like(local, 1);
+        if (index_ == 0) return local;
+        if (!complex_) return at::ones_like(local);
+        return at::view_as_real(at::ones_like(at::view_as_complex(local)));
       case ReduceOp::kAvg:
       case ReduceOp::kMin:
       case ReduceOp::kMax:

@@ -132,6 +132,27 @@ TEST(RedistributeTest, LocalRoundTripKeepsGradients) {
   });
 }
 
+// Of other strides than the gradient shows: it is written to later, and must be no one else's.
+TEST(RedistributeTest, GradientsOfLocalPartsAreDense) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const auto leaf = [&] {
+      return distribute_tensor(numbers({4, 2}), mesh, Placements{Shard(0)}).requires_grad_();
+    };
+    const at::Tensor w = leaf();
+    for (int twice = 0; twice < 2; ++twice) to_local(w).sum().backward();  // expanded
+    w.grad().mul_(2);
+    expect_value(w.grad(), at::full({4, 2}, 4.f));
+    // One gradient, as it is and transposed.
+    const at::Tensor a = leaf(), b = leaf();
+    const at::Tensor c = at::arange(4, at::kFloat).view({2, 2});
+    for (int twice = 0; twice < 2; ++twice) {
+      ((to_local(a) + to_local(b).t()) * c).sum().backward();
+    }
+    EXPECT_TRUE(at::equal(to_local(a.grad()), c * 2));
+    EXPECT_TRUE(at::equal(to_local(b.grad()), c.t() * 2));
+  });
+}
+
 TEST(RedistributeTest, FromLocalPartialHasTheWholeGradient) {
   on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {

@@ -77,15 +77,6 @@ void UnitGradients::wait() {
   give_up_memory();
 }
 
-void UnitGradients::give_up_if_sent() {
-  if (sent_ == nullptr || !scatter_.done()) return;
-  try {
-    wait();
-  } catch (...) {
-    // finish() says so.
-  }
-}
-
 void UnitGradients::finish() {
   if (has_arrived_) return;
   wait();

@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -39,11 +40,17 @@ class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
   absl::Span<const size_t> taken() const { return scatter_.taken(); }
   // The gradient of parameter i, which it has taken, as that rests.
   at::Tensor arriving(size_t i);
-  // Called once, when the memory that `buffer` gave is not needed any more.
-  void when_sent(std::function<void()> sent) { sent_ = std::move(sent); }
+  // Called once, when the memory that `buffer` gave is not needed any more; `early`: as soon as that is
+  // seen, before anybody has waited.
+  void when_sent(std::function<void()> sent, bool early) {
+    sent_ = std::move(sent);
+    is_early_ = early;
+  }
   bool has_arrived() const { return has_arrived_ && (copies_ == nullptr || copies_->done()); }
-  // Without waiting: gives up that memory if nobody reads it any more.
-  void give_up_if_sent();
+  // Without waiting: gives up that memory, if it may be early and nobody reads it any more.
+  void give_up_if_sent() {
+    if (is_early_ && sent_ != nullptr && scatter_.done()) std::exchange(sent_, nullptr)();
+  }
   // Throws Error, each time if it has failed.
   void finish();
   // And waits for the copies.
@@ -59,6 +66,7 @@ class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
   std::vector<SpecRef> resting_;  // of gradients, by parameter
   GradientScatter scatter_;
   std::function<void()> sent_;
+  bool is_early_ = false;
   const std::optional<c10::Stream> lane_;
   std::unique_ptr<HostCopies> copies_;
   std::vector<at::Tensor> parts_;  // by parameter, once they have arrived

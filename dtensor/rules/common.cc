@@ -143,6 +143,8 @@ ShardedRule along_dim() {
 bool cast_is_linear(at::ScalarType from, at::ScalarType to) {
   if (from == to) return true;
   if (from == at::kBool || to == at::kBool) return false;
+  // Of 8 bits nothing is summed over ranks.
+  if (c10::isFloatingType(to) && c10::elementSize(to) == 1) return false;
   if (c10::isComplexType(from)) return c10::isComplexType(to);
   return !c10::isFloatingType(from) || !c10::isIntegralType(to, /*includeBool=*/true);
 }

@@ -3,9 +3,11 @@
 // is its own, by its global index, so that every sharding gives the same.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <vector>
 
+#include "ATen/OpMathType.h"
 #include "ATen/ops/cumsum.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/empty_like.h"
@@ -226,9 +228,19 @@ void binomial_each(const c10::OperatorHandle& op, c10::Stack& stack) {
   })});
 }
 
+// The least normal number above 0.
+double least_of(at::ScalarType dtype) {
+  if (dtype == at::kDouble) return std::numeric_limits<double>::min();
+  if (dtype == at::kHalf) return std::ldexp(1, -14);
+  return std::numeric_limits<float>::min();  // bfloat16's, too
+}
+
+// Above 0, as LibTorch's.
 at::Tensor standard_gamma(const at::Tensor& shape) {
-  return draw_each(shape, {},
-                   [](ElementNumbers& numbers, double a, double) { return gamma(numbers, a); });
+  const double least = least_of(shape.scalar_type());
+  return draw_each(shape, {}, [least](ElementNumbers& numbers, double a, double) {
+    return std::max(gamma(numbers, a), least);
+  });
 }
 
 void gamma_each(const c10::OperatorHandle& op, c10::Stack& stack) {
@@ -241,8 +253,11 @@ void gamma_each(const c10::OperatorHandle& op, c10::Stack& stack) {
 void dirichlet(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
   refuse_generator(op, call);
-  const at::Tensor gammas = standard_gamma(call.tensor("self"));
-  call.finish({gammas.div(gammas.sum(-1, /*keepdim=*/true))});
+  const at::Tensor alpha = call.tensor("self");
+  // Of doubles: small concentrations give numbers that are none of fewer bits.
+  const at::Tensor gammas = standard_gamma(alpha.to(at::kDouble));
+  const at::Tensor shares = gammas.div(gammas.sum(-1, /*keepdim=*/true));
+  call.finish({shares.to(alpha.scalar_type()).clamp_min(least_of(alpha.scalar_type()))});
 }
 
 // Categories by weight, along the last dimension. Without replacement: those whose exponential
@@ -261,17 +276,18 @@ void multinomial(const c10::OperatorHandle& op, c10::Stack& stack) {
   }
   const bool bad = weights.lt(0).any().item<bool>() ||
                    weights.isfinite().logical_not().any().item<bool>() ||
-                   weights.sum(-1).eq(0).any().item<bool>();
+                   weights.gt(0).any(-1).logical_not().any().item<bool>();
   if (bad) refuse(op, "weights must be finite, not negative, and not all 0");
   if (!replacement) {
     const at::Tensor clocks = at::empty_like(weights).exponential_(1);
     call.finish({std::get<1>(at::topk(weights.div(clocks), samples, -1))});
     return;
   }
-  const at::Tensor upto = at::cumsum(weights, -1);
+  // Of 16 bits neither sums nor numbers in (0, 1) tell many categories apart.
+  const at::Tensor upto = at::cumsum(weights.to(at::toOpMathType(weights.scalar_type())), -1);
   std::vector<int64_t> sizes = weights.sizes().vec();
   sizes.back() = samples;
-  const at::Tensor uniform = weights.new_empty(sizes).uniform_(0, 1);
+  const at::Tensor uniform = upto.new_empty(sizes).uniform_(0, 1);
   const at::Tensor total = upto.narrow(-1, upto.size(-1) - 1, 1);
   // In (0, total]: a category of weight 0 has no room.
   const at::Tensor at = uniform.neg().add(1).mul(total);

@@ -123,6 +123,18 @@ at::ScalarType promoted(const OpCall& call, std::initializer_list<std::string_vi
   return at::native::result_type(state);
 }
 
+// Of a tensor and a number, in either order.
+void like_input_promoted(OpCall& call) {
+  like_input(call);
+  at::native::ResultTypeState state;
+  for (size_t i = 0; i < 2; ++i) {
+    const c10::IValue& given = call.args[i];
+    state = given.isTensor() ? at::native::update_result_type_state(given.toTensor(), state)
+                             : at::native::update_result_type_state(given.toScalar(), state);
+  }
+  call.outputs[0].dtype = at::native::result_type(state);
+}
+
 void broadcast(OpCall& call) {
   call.outputs.push_back(broadcast_info(call, {"self", "other"}));
   call.outputs[0].dtype = promoted(call, {"self", "other"});
@@ -275,10 +287,10 @@ void add_pointwise_rules(RuleTable& table) {
   table.add({"aten::__lshift__.Tensor", "aten::__rshift__.Tensor", "aten::floor_divide",
              "aten::_add_relu.Tensor"},
             pointwise().shapes(broadcast));
-  table.add({"aten::__lshift__.Scalar", "aten::__rshift__.Scalar", "aten::_add_relu.Scalar",
-             "aten::floor_divide.Scalar"},
+  table.add({"aten::__lshift__.Scalar", "aten::__rshift__.Scalar", "aten::_add_relu.Scalar"},
             pointwise().shapes(like_input));
-  table.add("aten::remainder.Scalar_Tensor", pointwise().shapes(like_input));
+  table.add({"aten::floor_divide.Scalar", "aten::remainder.Scalar_Tensor"},
+            pointwise().shapes(like_input_promoted));
   table.add("aten::_prelu_kernel", pointwise().shapes(like_input));
 
   // --- linear ---

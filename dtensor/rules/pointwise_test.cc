@@ -1,5 +1,6 @@
 // Elementwise operators on shards against one device.
 #include "ATen/ATen.h"
+#include "c10/core/DefaultDtype.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
@@ -427,6 +428,30 @@ TEST(PointwiseRulesTest, PartialsPassWhatIsLinear) {
     EXPECT_TRUE(layout_of(up + down)[0].is_replicate());
     EXPECT_TRUE(at::equal(full_tensor(up + down), at::full({4, 3}, 2.0)));
   });
+}
+
+// What a number makes of integers, by its kind and the default dtype of then.
+TEST(PointwiseRulesTest, IntegersWithNumbers) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = at::arange(1, 8);
+    const Tensor x = distribute_tensor(whole, mesh, Placements{Shard(0)});
+    const auto expect_same = [](const Tensor& got, const Tensor& want) {
+      EXPECT_EQ(got.scalar_type(), want.scalar_type());
+      EXPECT_TRUE(at::equal(full_tensor(got), want)) << got << want;
+    };
+    expect_same(at::floor_divide(x, 2.5), at::floor_divide(whole, 2.5));
+    expect_same(at::floor_divide(x, 2), at::floor_divide(whole, 2));
+    expect_same(at::remainder(2.5, x), at::remainder(2.5, whole));
+    expect_same(at::remainder(9, x), at::remainder(9, whole));
+  });
+  on_mesh({{"x", 1}}, [&](const MeshPtr& mesh) {
+    const Tensor x = distribute_tensor(at::arange(4), mesh, Placements{Shard(0)});
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
+      EXPECT_EQ((x / 2).scalar_type(), dtype);
+    }
+  });
+  c10::set_default_dtype(c10::scalarTypeToTypeMeta(at::kFloat));
 }
 
 // The other operator of that name: indices, of which only the values say how many.

@@ -95,6 +95,8 @@ class Draw {
     if (!drawn_on_device(draw, state)) draw_on_host(draw, state);
     ++state.offset;
     neutralize(spec(), local());
+    // Whoever has the part, or a copy of it, is told.
+    if (!local().is_inference()) local().unsafeGetTensorImpl()->bump_version();
     written(meta(), "random");
     call_.finish({self_});
   }

@@ -76,6 +76,16 @@ void reduced_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(dims.sizes(call.input("self")), dtype));
 }
 
+// The largest of nothing is none, also where a part is empty.
+void extreme_shape(OpCall& call) {
+  const Dims& sizes = call.input("self").sizes;
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
+    throw Error(absl::InvalidArgumentError(
+        absl::StrCat(c10::toString(call.op->operator_name()), ": the tensor has no elements")));
+  }
+  reduced_shape(call);
+}
+
 void logsumexp_shape(OpCall& call) {
   reduced_shape(call);
   if (c10::isIntegralType(call.input("self").dtype, /*includeBool=*/true)) {
@@ -219,6 +229,11 @@ void vector_norm(const c10::OperatorHandle& op, c10::Stack& stack) {
     dtype = c10::toRealValueType(call["dtype"].toScalarType());
     x = x.to(call["dtype"].toScalarType());
   }
+  if (!c10::isFloatingType(dtype)) {
+    throw Error(absl::InvalidArgumentError(absl::StrCat(
+        c10::toString(op.operator_name()), ": wanted floating-point or complex numbers; got ",
+        c10::toString(self.scalar_type()))));
+  }
   const at::ScalarType accumulate = at::toOpMathType(dtype);
   x = x.abs().to(accumulate);
 
@@ -306,8 +321,8 @@ void add_reduction_rules(RuleTable& table) {
 
   table.add("aten::amax", reduction({kMax, extreme_of_shard, {kMax}}));
   table.add("aten::amin", reduction({kMin, extreme_of_shard, {kMin}}));
-  table.add("aten::max", reduction({kMax, extreme_of_shard, {kMax}}).shapes(reduced_shape));
-  table.add("aten::min", reduction({kMin, extreme_of_shard, {kMin}}).shapes(reduced_shape));
+  table.add("aten::max", reduction({kMax, extreme_of_shard, {kMax}}).shapes(extreme_shape));
+  table.add("aten::min", reduction({kMin, extreme_of_shard, {kMin}}).shapes(extreme_shape));
   // These overloads are maximum and minimum of two tensors.
   table.add({"aten::max.other", "aten::max.out", "aten::min.other", "aten::min.out"}, pointwise());
   table.add("aten::aminmax", reduction({kMin, extreme_of_shard, {}, kMax}));

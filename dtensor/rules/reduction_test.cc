@@ -213,6 +213,43 @@ TEST(ReductionRulesTest, Norms) {
   check_ops(cases);
 }
 
+// As on one device, however it is cut.
+TEST(ReductionRulesTest, WhatHasNoNormOrNoLargestElement) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+      const at::Tensor whole = distribute_tensor(at::arange(1, 3), mesh, Placements{placement});
+      EXPECT_ANY_THROW(whole.norm());
+      EXPECT_ANY_THROW(at::linalg_vector_norm(whole));
+      const at::Tensor empty = distribute_tensor(at::zeros({0, 3}), mesh, Placements{placement});
+      EXPECT_ANY_THROW(empty.max());
+      EXPECT_ANY_THROW(empty.min());
+    }
+    // Of parts that are empty it has one.
+    const at::Tensor one = distribute_tensor(at::full({1}, 3.0), mesh, Placements{Shard(0)});
+    EXPECT_EQ(full_tensor(one.max()).item<double>(), 3);
+  });
+}
+
+// Nothing is summed in 8 bits: a sum that is converted is one before.
+TEST(ReductionRulesTest, APartialSumOf8Bits) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor sum = from_local(at::full({2}, 1.0f), mesh, {Partial()});
+    const at::Tensor small = full_tensor(sum.to(at::kFloat8_e4m3fn)).to(at::kFloat);
+    EXPECT_TRUE(at::equal(small, at::full({2}, 2.0f)));
+  });
+}
+
+TEST(ReductionRulesTest, ComplexProducts) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = at::complex(at::tensor({1.0, 2.0, 3.0}), at::tensor({0.5, -1.0, 2.0}));
+    const at::Tensor product = distribute_tensor(whole, mesh, Placements{Shard(0)}).prod().mul_(2);
+    EXPECT_TRUE(at::allclose(full_tensor(product), whole.prod() * 2));
+    const at::Tensor there = redistribute(distribute_tensor(whole, mesh, Placements{Replicate()}),
+                                          Placements{Partial(ReduceOp::kProduct)});
+    EXPECT_TRUE(at::allclose(full_tensor(there), whole));
+  });
+}
+
 TEST(ReductionRulesTest, VarianceAndLogsumexp) {
   check_ops({
       {"var", {in({7, 5})}, [](const Tensors& x) { return Tensors{at::var(x[0])}; }},

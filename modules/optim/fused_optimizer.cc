@@ -691,15 +691,15 @@ void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at
   if (name == "step") {
     sum = checksum(sum, str_cat(value.item<double>()));
   } else {  // those that lie otherwise move otherwise
-    sum = checksum(
-        sum, str_cat(c10::toString(value.scalar_type()), " ", layout_of(value).to_string()));
+    sum = checksum(sum,
+                   str_cat(c10::toString(value.scalar_type()), " ", layout_of(value).to_string()));
   }
   if (const std::optional<Difference> differs = agreement.reach({sum})) {
-    throw Error(kFusedOptimizer,
-                absl::InvalidArgumentError(str_cat(
-                    "'", name, "' of parameter ", parameter, ": ranks ", differs->ranks[0], " and ",
-                    differs->ranks[1], " set another state, another 'step', or values of other "
-                    "dtypes or layouts")));
+    throw Error(kFusedOptimizer, absl::InvalidArgumentError(str_cat(
+                                     "'", name, "' of parameter ", parameter, ": ranks ",
+                                     differs->ranks[0], " and ", differs->ranks[1],
+                                     " set another state, another 'step', or values of other "
+                                     "dtypes or layouts")));
   }
   put_state(parameter, name, value);
 }

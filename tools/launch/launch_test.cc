@@ -392,7 +392,9 @@ TEST(LaunchTest, SignalsAndDeadlinesCountWhileTheOutputStalls) {
   EXPECT_EQ(run.wait_for_number("told1"), 1);
   EXPECT_EQ(run.wait(), 128 + SIGTERM);
 
-  Launched failing(shell(2, "yes & [ $RANK = 0 ] || exit 3; echo $$ >$SCRATCH/pid0; wait",
+  Launched failing(shell(2,
+                         "yes & [ $RANK = 0 ] && echo $$ >$SCRATCH/pid0 && wait;"
+                         "until [ -s $SCRATCH/pid0 ]; do sleep 0.01; done; exit 3",
                          {"--notice=0", "--grace=1"}),
                    kProgram, ends[1]);
   EXPECT_TRUE(gone_soon(failing.wait_for_number("pid0")));

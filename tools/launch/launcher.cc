@@ -2,8 +2,8 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <limits.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -281,9 +281,9 @@ class Launch {
     FileDescriptor writers[2];
     if (options_.prefix_output) {
       for (int target : {STDOUT_FILENO, STDERR_FILENO}) {
-        streams_.push_back(std::make_unique<Stream>(
-            target, prefix(rank, options_.num_ranks, wants_color(target)),
-            [this](int output) { return may_write(output); }));
+        streams_.push_back(
+            std::make_unique<Stream>(target, prefix(rank, options_.num_ranks, wants_color(target)),
+                                     [this](int output) { return may_write(output); }));
         absl::StatusOr<FileDescriptor> writer = streams_.back()->open();
         if (!writer.ok()) return writer.status();
         writers[target - STDOUT_FILENO] = *std::move(writer);
@@ -416,8 +416,8 @@ class Launch {
   std::vector<bool> ended_;
   LaunchResult result_;
   int running_ = 0;
-  bool is_interrupted_ = false;  // from outside
-  bool drops_output_ = false;    // what nobody reads, after that and the kill
+  bool is_interrupted_ = false;                  // from outside
+  bool drops_output_ = false;                    // what nobody reads, after that and the kill
   absl::Time ask_at_ = absl::InfiniteFuture();   // when all get SIGTERM
   absl::Time kill_at_ = absl::InfiniteFuture();  // when all get SIGKILL
   std::unique_ptr<Watchdog> watchdog_;
