@@ -86,7 +86,7 @@ struct Result {
 };
 
 std::vector<Result> compare(const std::vector<Operator>& operators) {
-  constexpr int kRounds = 201;
+  constexpr int kRounds = 601;
   constexpr int kCalls = 300;
   struct Times {
     std::vector<double> cpp, c;

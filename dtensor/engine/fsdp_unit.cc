@@ -359,6 +359,12 @@ void FsdpState::give_up_sent() {
   }
 }
 
+void FsdpState::wait_for_sent() {
+  for (const std::weak_ptr<UnitGradients>& each : sending_) {
+    if (const std::shared_ptr<UnitGradients> gradients = each.lock()) gradients->give_up();
+  }
+}
+
 void FsdpState::reshard() {
   ahead_ = nullptr;
   leaving_.clear();
@@ -826,6 +832,9 @@ at::Tensor FsdpUnit::gradient_buffer(int64_t numel, const at::TensorOptions& opt
 // Those that it takes become undefined; null: none.
 std::shared_ptr<UnitGradients> FsdpUnit::send(variable_list& grads) {
   state_->finish_gradients(1);
+  // Those of the unit before have had this one's whole backward. Now that its own gradients are there
+  // beside it, they would be a fourth unit in memory.
+  state_->wait_for_sent();
   finish_gather();
   if (sending_ != nullptr) std::shared_ptr<UnitGradients>(sending_)->finish();
   bool from_flat = false;

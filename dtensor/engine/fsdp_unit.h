@@ -96,8 +96,9 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   FsdpUnit* guessed() const;
   void end_with_backward();
   void finish_gradients(size_t but_the_last);
-  // The memory of gradients that have left, without waiting for those that have not.
+  // The memory of gradients that have left, without waiting for those that have not; and with that.
   void give_up_sent();
+  void wait_for_sent();
   void forget(FsdpUnit& unit);
 
   MeshContext& context_;

@@ -51,6 +51,10 @@ class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
   void give_up_if_sent() {
     if (is_early_ && sent_ != nullptr && scatter_.done()) std::exchange(sent_, nullptr)();
   }
+  // Waits until nobody does.
+  void give_up() {
+    if (sent_ != nullptr) wait();
+  }
   // Throws Error, each time if it has failed.
   void finish();
   // And waits for the copies.
