@@ -244,8 +244,8 @@ pub trait Module {
     /// Turns every parameter and buffer into a sharded tensor, in place: all handles see it.
     /// Parameters require grad from then on. A line of the plan that matches nothing or that more
     /// specific ones leave nothing to decide, lines that place one tensor differently, and lines
-    /// about a forward that cannot be met (see [`Forward`]) are errors before anything changes.
-    /// Collective.
+    /// about a forward that cannot be met (see [`Forward`](crate::Forward)) are errors before
+    /// anything changes. Collective.
     #[track_caller]
     fn distribute(&self, mesh: &Mesh, plan: &ParameterPlan, source: Source) -> Result<()> {
         let _here = called_here();
