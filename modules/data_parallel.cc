@@ -128,7 +128,12 @@ void make_data_parallel(torch::nn::Module& module, const MeshPtr& mesh,
   check_distributable(plain, function);
   if (const std::optional<Difference> differs = agreement.reach(sums)) {
     const size_t which = differs->index;
-    const std::string what = which == 0 ? std::string("the options")
+    // A hook has no more of a name than the user's options: with it they are one.
+    const std::string hook =
+        sync == nullptr || sync->hook == nullptr
+            ? ""
+            : str_cat(" (or the hook's name; here it is '", sync->hook->name(), "')");
+    const std::string what = which == 0 ? str_cat("what the options say", hook)
                              : which <= members.size()
                                  ? str_cat("'", members[which - 1].fqns[0],
                                            "' (name, shape, dtype, layout or requires_grad)")

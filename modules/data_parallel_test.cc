@@ -444,7 +444,7 @@ TEST(DataParallelTest, BadInputIsAnErrorOnAllRanksBeforeAnythingChanges) {
       kInvalidArgument, "bucket_bytes is 0",
       [](int64_t r) { return Options{.sync = {.bucket_bytes = r == 1 ? 0 : 100}}; }, nothing);
   refused(
-      kInvalidArgument, "the options is not the same on ranks 0 and 2",
+      kInvalidArgument, "what the options say is not the same on ranks 0 and 2",
       [](int64_t r) { return Options{.sync = {.bucket_bytes = r == 2 ? 99 : 100}}; }, nothing);
   refused(
       kInvalidArgument, "'extra' (name, shape", [](int64_t) { return Options(); },

@@ -52,6 +52,7 @@ handle! {
 ///
 /// A parameter is in one of them at a time. After a backward that failed, on any rank, all ranks call
 /// [`GradSync::discard`]. Neither `Send` nor `Sync`, as the parameters.
+#[must_use = "gradients leave during backward, and go through a hook, only while it lives"]
 pub struct GradSync(SyncHandle);
 
 debug_by_name!(GradSync);

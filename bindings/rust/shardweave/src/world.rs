@@ -43,8 +43,26 @@ pub struct Processes {
     device: Option<Device>,
 }
 
-/// Where ranks meet. See [`Processes::join`].
+/// Where ranks meet, for a program that no launcher has started: see [`World::join`] and
+/// [`Processes::join`].
+///
+/// ```
+/// use shardweave::{MeetingPoint, Rendezvous, World};
+///
+/// # let directory = std::env::temp_dir().join(format!("shardweave_doc_{}", std::process::id()));
+/// # std::fs::create_dir_all(&directory).unwrap();
+/// // Each of the processes with its own number.
+/// let at = MeetingPoint::File(directory.join("meeting"));
+/// let world = World::join(&Rendezvous::new(0, 1, at).run("first"))?;
+/// world.comm()?.barrier()?;
+/// # std::fs::remove_dir_all(&directory).ok();
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+///
+/// A file that a run has left behind is refused under the same run name, and serves under another:
+/// a program that is started again takes a new one.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Rendezvous {
     /// Which one this process is.
     pub rank: usize,
@@ -56,6 +74,25 @@ pub struct Rendezvous {
     pub local_rank: Option<usize>,
     /// Names this start of the program, the same on all ranks; None: "run".
     pub run: Option<String>,
+}
+
+impl Rendezvous {
+    /// This process's number, how many there are, and where they meet.
+    pub fn new(rank: usize, world_size: usize, at: MeetingPoint) -> Rendezvous {
+        Rendezvous { rank, world_size, at, local_rank: None, run: None }
+    }
+
+    /// Among the ranks of this machine.
+    pub fn local_rank(mut self, local_rank: usize) -> Rendezvous {
+        self.local_rank = Some(local_rank);
+        self
+    }
+
+    /// Names this start of the program, the same on all ranks.
+    pub fn run(mut self, name: impl Into<String>) -> Rendezvous {
+        self.run = Some(name.into());
+        self
+    }
 }
 
 /// Where ranks meet.

@@ -22,13 +22,8 @@ fn try_everything() -> Vec<String> {
         Ok(()) => panic!("{what} succeeded"),
         Err(error) => errors.push(error.to_string()),
     };
-    let rendezvous = Rendezvous {
-        rank: 0,
-        world_size: 1,
-        at: MeetingPoint::File(PathBuf::from("/proc/nowhere")),
-        local_rank: None,
-        run: None,
-    };
+    let rendezvous =
+        Rendezvous::new(0, 1, MeetingPoint::File(PathBuf::from("/proc/nowhere"))).run("first");
     expect("World::threads", World::threads(2).run(|_| Ok(())).map(drop));
     expect("World::local", World::local(2).map(drop));
     expect("World::counting", World::counting(0, 2).map(drop));

@@ -410,7 +410,7 @@ fn gradients_leave_during_backward() {
             }
             model.zero_grad()?;
             drop(sync);
-            GradSync::new(&model)?; // the hooks are gone
+            drop(GradSync::new(&model)?); // the hooks are gone
             let error =
                 GradSync::with(&model, &GradSyncOptions::new().bucket_bytes(0)).unwrap_err();
             let message = "GradSync::with: argument 'bucket_bytes' is 0";

@@ -206,6 +206,8 @@ fn attention_as_it_is_written() {
             close(&module.forward_with(&x, None, Some(&all))?, &expected, 1e-12);
             close(&module.cross(&x, &x, Some(&all))?, &expected, 1e-12);
             close(&module.cross(&x, &x, None)?, &expected, 1e-12);
+            let error = module.cross(&x, &x.narrow(2, 0, 1)?, None).unwrap_err();
+            assert!(error.message().starts_with("Attention::cross: 'x' is "), "{error}");
         }
         let packed = nn::with_dtype(DType::F64, || nn::MultiheadAttention::new(dim, heads))?;
         let weights = packed.in_proj_weight.split(dim, 0)?;

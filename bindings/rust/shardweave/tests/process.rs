@@ -80,7 +80,7 @@ fn devices_are_looked_for() {
     ] {
         let file = format!("shardweave_devices_{}_{backend}", std::process::id());
         let at = MeetingPoint::File(std::env::temp_dir().join(file));
-        let alone = Rendezvous { rank: 0, world_size: 1, at, local_rank: None, run: None };
+        let alone = Rendezvous::new(0, 1, at);
         let processes = World::processes().backend(backend).device(Device::Cuda(0));
         let error = processes.join(&alone).unwrap_err();
         assert_eq!(error.code(), Code::FailedPrecondition);

@@ -157,10 +157,21 @@ impl Attention {
         self.attend(x, x, rotary, mask, self.options.causal)
     }
 
-    /// Of the tokens of `x` to those of `context`: all of them, or those of the mask.
+    /// Of the tokens of `x`, [batch, length, features], to those of `context`, [batch, other length,
+    /// features]: all of them ([`causal`](AttentionOptions::causal) says nothing of another
+    /// sequence), or those of the mask, which [batch, heads, length, other length] broadcasts.
     #[track_caller]
     pub fn cross(&self, x: &Tensor, context: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-        self.attend(x, context, None, mask, false)
+        let (sizes, other) = (x.sizes()?, context.sizes()?);
+        let dim = self.options.dim;
+        let is_of = |sizes: &[i64]| sizes.len() == 3 && sizes[2] == dim;
+        if !is_of(&sizes) || !is_of(&other) || sizes[0] != other[0] {
+            return Err(Error::invalid(format!(
+                "Attention::cross: 'x' is {sizes:?}, 'context' {other:?}; wanted [batch, length, \
+                 {dim}], of one batch"
+            )));
+        }
+        self.attend(x, context, None, mask, false).of("Attention::cross")
     }
 
     #[track_caller]
