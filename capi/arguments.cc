@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -127,6 +129,13 @@ void check_unknown(const void* given, size_t theirs, size_t ours, const char* ar
 void check_same_size(size_t theirs, size_t first, const char* argument) {
   if (theirs != first) {
     fail_argument(argument, str_cat("has struct_size ", theirs, "; that of the first is ", first));
+  }
+}
+
+void check_room(const void* to, size_t capacity, size_t element, const char* argument) {
+  if (to == nullptr && capacity != 0) fail_null(argument);
+  if (capacity > static_cast<size_t>(std::numeric_limits<ptrdiff_t>::max()) / element) {
+    fail_argument(argument, str_cat("has room for ", capacity, " elements, which no array has"));
   }
 }
 

@@ -219,12 +219,14 @@ void write_struct(const T& result, T* to, const char* argument) {
 
 // Results.
 swv_string* new_string(std::string text);
+// Of an array for results: NULL only if it has no room, and no more than memory can have (a host's -1).
+void check_room(const void* to, size_t capacity, size_t element, const char* argument);
 // As much as there is room for, and the full number.
 template <typename Range, typename T>
 void copy_out(const Range& values, T* to, size_t capacity, size_t* out_count,
               const char* argument) {
   size_t& count = out(out_count, "out_count");
-  if (to == nullptr && capacity != 0) fail_null(argument);
+  check_room(to, capacity, sizeof(T), argument);
   size_t i = 0;
   for (int64_t value : values) {
     if (i < capacity) to[i] = static_cast<T>(value);

@@ -211,6 +211,21 @@ TEST_F(BadInputTest, FreesAndAccessorsTakeNull) {
 
 // --- handles -------------------------------------------------------------------------------------
 
+TEST_F(BadInputTest, RoomThatNoArrayHas) {
+  int64_t sizes[1] = {};
+  int32_t ranks[1] = {};
+  swv_link_cost links[1];
+  size_t count = 7;
+  const size_t minus_one = SIZE_MAX;
+  expect_fails(swv_mesh_shape(mesh_, sizes, minus_one, &count), SWV_CODE_INVALID_ARGUMENT,
+               "argument 'sizes' has room for 18446744073709551615 elements");
+  expect_fails(swv_mesh_ranks(mesh_, ranks, minus_one - 3, &count), SWV_CODE_INVALID_ARGUMENT,
+               "argument 'ranks' has room for");
+  expect_fails(swv_mesh_cost_model(mesh_, links, minus_one, &count, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "argument 'links' has room for");
+  EXPECT_EQ(count, 7);
+}
+
 TEST_F(BadInputTest, HandlesOfTheWrongKind) {
   int32_t number = 0;
   expect_fails(swv_mesh_ndim(reinterpret_cast<swv_mesh*>(tensor_), &number),

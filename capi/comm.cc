@@ -192,7 +192,7 @@ std::vector<int64_t> copied(const int32_t* values, size_t count, const char* arg
 
 void write_counters(const CommCounters& counters, swv_comm_counter* to, size_t capacity,
                     size_t* out_count) {
-  if (to == nullptr && capacity != 0) fail_null("counters");
+  check_room(to, capacity, sizeof(*to), "counters");
   size_t& count = out(out_count, "out_count");
   for (size_t i = 0; i < std::min<size_t>(capacity, kNumOpKinds); ++i) {
     to[i] = {counters.by_op[i].calls, counters.by_op[i].bytes};

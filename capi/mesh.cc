@@ -220,7 +220,7 @@ swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links, size
   return guarded(__func__, [&] {
     const shardweave::CostModel model = shardweave::cost_model(mesh_ptr(mesh));
     size_t& count = out(out_count, "out_count");
-    if (links == nullptr && capacity != 0) fail_null("links");
+    check_room(links, capacity, sizeof(*links), "links");
     if (out_device != nullptr) {
       swv_device_cost device = SWV_DEVICE_COST_INIT;
       device.flops = model.device.flops;

@@ -28,6 +28,9 @@
 // was taken of a parameter before (to_local(), a view as `w.t()`, `p.detach()`) is no longer of it, and
 // keeps the old memory with the old values.
 //
+// Gradients leave in every backward: several of them before a step are added up where they rest, and
+// send as often. (GradSync, and its NoSync, is for what is in no unit.)
+//
 // A backward that fails on one rank stops where it is, and other ranks wait for its gathers: the mesh
 // is lost, as with any collective that one rank does not call.
 //

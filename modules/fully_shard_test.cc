@@ -1308,11 +1308,12 @@ TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
       EXPECT_EQ(2 * s.gathered, whole.gathered);
     }
     EXPECT_EQ(2 * half.summed, whole.summed);
-    EXPECT_EQ(2 * half.peak, whole.peak);
     EXPECT_EQ(wide.summed, whole.summed);
-    // Gradients that are wider come in place of the parameters, not beside them.
-    EXPECT_GE(wide.peak, half.peak);
-    EXPECT_LE(wide.peak, whole.peak);
+    // Two or three units, as the ranks wait for each other: three of half the bytes are less than two.
+    EXPECT_LE(half.peak, whole.peak);
+    // Gradients that are wider come in place of the parameters, not beside them: three units' bytes at
+    // most, of which whole has two at least.
+    EXPECT_LE(2 * wide.peak, 3 * whole.peak);
   }
   // One rank gathers nothing, and has a copy of what it uses.
   const Sent alone = run({{"dp", 1}}, at::kBFloat16, at::kFloat);
