@@ -994,7 +994,10 @@ void check_stays(const at::Tensor& target, const at::Tensor& source) {
     const DTensorMeta &has = meta_of(target), &given = meta_of(source);
     if (given.family == has.family && given.spec == has.spec) return;
   }
-  moved(target, "its data would be replaced (module->to(), set_data(), torch::load(); a file is loaded into a plain model, and copied from that)");
+  moved(target,
+        "its data would be replaced (module->to(), set_data(), torch::load(); a file is loaded "
+        "into a "
+        "plain model, and copied from that)");
 }
 
 void follow_unit(const FsdpState& state, DTensorMeta& result) {
