@@ -219,7 +219,7 @@ void write_struct(const T& result, T* to, const char* argument) {
 
 // Results.
 swv_string* new_string(std::string text);
-// Of an array for results: NULL only if it has no room, and no more than memory can have (a host's -1).
+// Of an array for results: NULL only if it has no room, and no more than memory has (a host's -1).
 void check_room(const void* to, size_t capacity, size_t element, const char* argument);
 // As much as there is room for, and the full number.
 template <typename Range, typename T>

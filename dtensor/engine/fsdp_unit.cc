@@ -995,9 +995,8 @@ void check_stays(const at::Tensor& target, const at::Tensor& source) {
     if (given.family == has.family && given.spec == has.spec) return;
   }
   moved(target,
-        "its data would be replaced (module->to(), set_data(), torch::load(); a file is loaded "
-        "into a "
-        "plain model, and copied from that)");
+        "its data would be replaced (module->to(), set_data(), torch::load(): load a file into a "
+        "plain model, and copy from that)");
 }
 
 void follow_unit(const FsdpState& state, DTensorMeta& result) {
