@@ -526,11 +526,11 @@ TEST(FullyShardTest, CheckpointsKeepWhatWasGatheredAhead) {
       }
       at::cross_entropy_loss(model->head(model->norm(x)).view({-1, kWords}), b.targets.view({-1}))
           .backward();
-      // Seven units; then the norm, and of each pair of blocks at most both and the first once more. The
-      // last pair's second is still there when backward begins to run it again.
+      // Seven units; then the norm, and of each pair of blocks both and the first once more. The last
+      // pair's second is still there when backward begins to run it again, and a forward without
+      // gradients, as checkpoint()'s, has guesses of its own: none of them is wrong.
       if (step > 1) {
-        EXPECT_LE(fully_shard_counters(mesh).gathers - before, 7 + 2 * 3) << step;
-        EXPECT_GE(fully_shard_counters(mesh).gathers - before, 7 + 2 * 2) << step;
+        EXPECT_EQ(fully_shard_counters(mesh).gathers - before, 7 + 2 * 3 - 1) << step;
       }
       EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0) << step;
     }
@@ -1263,12 +1263,24 @@ TEST(FullyShardTest, MixedPrecisionOverTensorParallelIsAsExactAsOneDevice) {
 TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
   struct Sent {
     int64_t gathers = 0, gathered = 0, sums = 0, summed = 0, peak = 0;
+    int64_t two_units = 0;  // the largest, in bytes as they rest
   };
   const auto run = [](const std::vector<MeshDim>& dims, Dtype param, Dtype reduce) {
     Sent sent;
     on_mesh(dims, [&](const MeshPtr& mesh) {
       Net model;
       if (has_dim(dims, "tp")) parallelize_module(*model, mesh, {.parameter = kTensorParallel});
+      std::map<std::string, int64_t> units;
+      for (const auto& p : model->named_parameters()) {
+        const at::Tensor& t = p.value();
+        const std::string& name = p.key();
+        const bool is_of_block = name.starts_with("blocks.");
+        units[is_of_block ? name.substr(0, name.find('.', 7)) : ""] +=
+            (is_dtensor(t) ? to_local(t) : t).numel() * 4;
+      }
+      std::vector<int64_t> sizes;
+      for (const auto& [name, bytes] : units) sizes.push_back(bytes);
+      std::sort(sizes.rbegin(), sizes.rend());
       fully_shard(
           *model, mesh,
           {.mesh_dim = "dp", .units = {"blocks.*"}, .param_dtype = param, .reduce_dtype = reduce});
@@ -1293,6 +1305,7 @@ TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
         (gathers ? sent.gathered : sent.summed) += event.bytes;
       }
       sent.peak = fully_shard_counters(mesh).peak_gathered_bytes;
+      sent.two_units = sizes[0] + sizes[1];
     });
     return sent;
   };
@@ -1309,11 +1322,12 @@ TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
     }
     EXPECT_EQ(2 * half.summed, whole.summed);
     EXPECT_EQ(wide.summed, whole.summed);
-    // Two or three units, as the ranks wait for each other: three of half the bytes are less than two.
-    EXPECT_LE(half.peak, whole.peak);
-    // Gradients that are wider come in place of the parameters, not beside them: three units' bytes at
-    // most, of which whole has two at least.
-    EXPECT_LE(2 * wide.peak, 3 * whole.peak);
+    // The one that computes and the one whose gradients travel, until they have left: that depends on
+    // how the ranks wait for each other. Gradients that are wider come in place of the parameters, not
+    // beside them.
+    EXPECT_LE(whole.peak, whole.two_units);
+    EXPECT_LE(2 * half.peak, whole.two_units);
+    EXPECT_LE(wide.peak, whole.two_units);
   }
   // One rank gathers nothing, and has a copy of what it uses.
   const Sent alone = run({{"dp", 1}}, at::kBFloat16, at::kFloat);

@@ -1125,55 +1125,53 @@ TEST(ZeroTest, AnotherOptimizerIsAnError) {
 
 // After a backward that failed on one rank, wherever it was, the next iteration is one as any.
 TEST(ZeroTest, DiscardedGradientsMeetNoneOfTheNextIteration) {
-  const std::vector<Mesh> meshes = {{{"dp", 2}}, {{"dp", 3}}, {{"replicas", 1}, {"dp", 2}}};
-  size_t i = 0;  // in turn: a trace of the stack for each error takes most of the time
-  for (const int stage : {1, 2}) {
-    for (const int64_t bucket_bytes : {int64_t{1}, int64_t{200}, int64_t{25} << 20}) {
-      for (const char* where : {"bias", "up.weight", "embed.weight"}) {
-        const Mesh& dims = meshes[(i + i / 3) % meshes.size()];
-        ++i;
-        SCOPED_TRACE(::testing::Message() << dims.back().size << " ranks, stage " << stage << ", "
-                                          << bucket_bytes << " bytes, in " << where);
-        const auto discards = [](int k) { return k == 0 || k == 3 || k == 4; };
-        Net plain;
-        optim::SGD alone(unique_parameters(*plain), optim::SGDOptions(0.1).momentum(0.9));
-        for (int k = 0; k < 7; ++k) {
-          if (discards(k)) continue;
-          const Batch b = batch(k);
-          plain->loss(b.tokens, b.targets).backward();
-          alone.step();
-          alone.zero_grad();
-        }
-        on_mesh(dims, [&](const MeshPtr& mesh) {
-          Net model;
-          distribute(*model, mesh);
-          ZeroRedundancyOptimizer<optim::SGD> optimizer(
-              model->parameters(), optim::SGDOptions(0.1).momentum(0.9),
-              {.mesh_dim = "dp", .stage = stage, .bucket_bytes = bucket_bytes});
-          const bool is_last = mesh->rank().value == mesh->mesh().size() - 1;
-          bool fails = false;
-          model->named_parameters()[where].register_hook([&](const at::Tensor& grad) {
-            if (fails) throw std::runtime_error("this rank's");
-            return grad;
-          });
+  for (const Mesh& dims : {Mesh{{"dp", 2}}, {{"dp", 3}}, {{"replicas", 1}, {"dp", 2}}}) {
+    for (const int stage : {1, 2}) {
+      for (const int64_t bucket_bytes : {int64_t{1}, int64_t{200}, int64_t{25} << 20}) {
+        for (const char* where : {"bias", "up.weight", "embed.weight"}) {
+          SCOPED_TRACE(::testing::Message() << dims.back().size << " ranks, stage " << stage << ", "
+                                            << bucket_bytes << " bytes, in " << where);
+          const auto discards = [](int k) { return k == 0 || k == 3 || k == 4; };
+          Net plain;
+          optim::SGD alone(unique_parameters(*plain), optim::SGDOptions(0.1).momentum(0.9));
           for (int k = 0; k < 7; ++k) {
-            const Batch b = fed(k, mesh);
-            fails = discards(k) && is_last;
-            const at::Tensor loss = model->loss(b.tokens, b.targets);
-            if (fails) {
-              EXPECT_THROW(loss.backward(), std::exception);
-            } else {
-              loss.backward();
-            }
-            if (discards(k)) {
-              optimizer.partition().discard();
-            } else {
-              optimizer.step();
-            }
-            optimizer.zero_grad();
+            if (discards(k)) continue;
+            const Batch b = batch(k);
+            plain->loss(b.tokens, b.targets).backward();
+            alone.step();
+            alone.zero_grad();
           }
-          expect_close(values_of(*model), values_of(*plain), 1e-4);
-        });
+          on_mesh(dims, [&](const MeshPtr& mesh) {
+            Net model;
+            distribute(*model, mesh);
+            ZeroRedundancyOptimizer<optim::SGD> optimizer(
+                model->parameters(), optim::SGDOptions(0.1).momentum(0.9),
+                {.mesh_dim = "dp", .stage = stage, .bucket_bytes = bucket_bytes});
+            const bool is_last = mesh->rank().value == mesh->mesh().size() - 1;
+            bool fails = false;
+            model->named_parameters()[where].register_hook([&](const at::Tensor& grad) {
+              if (fails) throw std::runtime_error("this rank's");
+              return grad;
+            });
+            for (int k = 0; k < 7; ++k) {
+              const Batch b = fed(k, mesh);
+              fails = discards(k) && is_last;
+              const at::Tensor loss = model->loss(b.tokens, b.targets);
+              if (fails) {
+                EXPECT_THROW(loss.backward(), std::exception);
+              } else {
+                loss.backward();
+              }
+              if (discards(k)) {
+                optimizer.partition().discard();
+              } else {
+                optimizer.step();
+              }
+              optimizer.zero_grad();
+            }
+            expect_close(values_of(*model), values_of(*plain), 1e-4);
+          });
+        }
       }
     }
   }

@@ -24,7 +24,7 @@ TEST(PluginTest, TheRulesAreRight) {
   const Sample forward = {"example::linear_gelu", {in({3, 7, 5}), in({6, 5}), in({6})}};
   EXPECT_THAT(validate_strategies(forward, linear_gelu_rule()).wrong, IsEmpty());
   const Sample backward = {"example::linear_gelu_backward",
-                           {in({7, 6}), in({7, 5}), in({6, 5}), in({6})}};
+                           {in({3, 7, 6}), in({3, 7, 5}), in({6, 5}), in({6})}};
   EXPECT_THAT(validate_strategies(backward, linear_gelu_backward_rule()).wrong, IsEmpty());
 }
 

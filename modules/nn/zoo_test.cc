@@ -195,9 +195,11 @@ std::vector<Case> everywhere(const char* config) {
       {config, {{"tp", 2}}},
       {config, {{"tp", 2}}, {.shard_vocabulary = false}},
       {config, {{"tp", 3}}, {.sequence_parallel = true}},
+      {config, {{"tp", 4}}},
       {config, {{"tp", 4}}, {.sequence_parallel = true, .shard_vocabulary = false}},
       {config, {{"dp", 2}, {"tp", 2}}},
       {config, {{"dp", 2}, {"tp", 2}}, {.sequence_parallel = true}},
+      {config, {{"tp", 2}}, {}, at::kFloat},
       {config, {{"dp", 2}, {"tp", 2}}, {.sequence_parallel = true}, at::kFloat},
   };
 }

@@ -140,7 +140,7 @@ func TestTheLossesAreThoseOfCpp(t *testing.T) {
 }
 
 func TestSameLossesOnEveryMesh(t *testing.T) {
-	for mesh, ranks := range map[string]int{"tp=2,dp=2": 4, "dp=1,tp=4": 4, "dp=3": 3} {
+	for mesh, ranks := range map[string]int{"dp=2,tp=2": 4, "tp=2,dp=2": 4, "dp=1,tp=4": 4, "dp=3": 3, "tp=1": 1} {
 		r, _ := trained(t, os.Args[0], "--check", "--mesh="+mesh)
 		if r.Ranks != ranks || !(*r.MaxLossDiff <= 1e-5) || !(r.LastLoss < r.FirstLoss) || !(r.TokensPerSecond > 0) {
 			t.Errorf("%s: %+v, %v", mesh, r, *r.MaxLossDiff)
@@ -149,8 +149,8 @@ func TestSameLossesOnEveryMesh(t *testing.T) {
 }
 
 func TestSameLossesHoweverParametersAreKept(t *testing.T) {
-	for _, args := range [][]string{{"--parallel=zero1"}, {"--parallel=zero2", "--mesh=dp=3"}, {"--parallel=fsdp", "--mesh=dp=2", "--backend=gloo"},
-		{"--parallel=fsdp+tp", "--mesh=tp=2,dp=3"}, {"--parallel=hsdp", "--mesh=replicas=2,dp=2,tp=2"}} {
+	for _, args := range [][]string{{"--parallel=zero1"}, {"--parallel=zero2", "--mesh=dp=3"}, {"--parallel=fsdp"}, {"--parallel=fsdp", "--mesh=dp=2", "--backend=gloo"},
+		{"--parallel=fsdp+tp", "--mesh=tp=2,dp=3"}, {"--parallel=hsdp"}, {"--parallel=hsdp", "--mesh=replicas=2,dp=2,tp=2"}} {
 		r, _ := trained(t, os.Args[0], append([]string{"--check"}, args...)...)
 		if !(*r.MaxLossDiff <= 1e-5) || !(r.LastLoss < r.FirstLoss) {
 			t.Errorf("%v: %+v, %v", args, r, *r.MaxLossDiff)
