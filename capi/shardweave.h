@@ -2009,9 +2009,9 @@ SWV_API SWV_MUST_USE swv_status* swv_optimizer_state(const swv_optimizer* optimi
                                                      const char* name, swv_tensor** out_tensor);
 /* Copies `tensor` over it, to resume from what was saved: of any floating-point type and the
  * parameter's shape; sharded over the same mesh if that is, else plain ("step" always). COLLECTIVE
- * if the parameter is sharded: what one rank refuses, and what differs, fails on all. SGD's first step takes the gradient for its
- * momentum: it is the first as long as "step" is 0, unless momentum_buffer was set and "step" was
- * not. */
+ * if the parameter is sharded: what one rank refuses, and what differs, fails on all. SGD's first
+ * step takes the gradient for its momentum: it is the first as long as "step" is 0, unless
+ * momentum_buffer was set and "step" was not. */
 SWV_API SWV_MUST_USE swv_status* swv_optimizer_set_state(swv_optimizer* optimizer, size_t index,
                                                          const char* name,
                                                          const swv_tensor* tensor);

@@ -2712,7 +2712,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Copies `tensor` over it, to resume from what was saved: of any floating-point type and the\n parameter's shape; sharded over the same mesh if that is, else plain (\"step\" always). COLLECTIVE\n if the parameter is sharded: what one rank refuses, and what differs, fails on all. SGD's first step takes the gradient for its\n momentum: it is the first as long as \"step\" is 0, unless momentum_buffer was set and \"step\" was\n not."]
+    #[doc = " Copies `tensor` over it, to resume from what was saved: of any floating-point type and the\n parameter's shape; sharded over the same mesh if that is, else plain (\"step\" always). COLLECTIVE\n if the parameter is sharded: what one rank refuses, and what differs, fails on all. SGD's first\n step takes the gradient for its momentum: it is the first as long as \"step\" is 0, unless\n momentum_buffer was set and \"step\" was not."]
     pub fn swv_optimizer_set_state(
         optimizer: *mut swv_optimizer,
         index: usize,
