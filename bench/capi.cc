@@ -3,6 +3,7 @@
 //
 //   ./bazelw run -c opt //bench:capi            # a table
 //   ./bazelw run -c opt //bench:capi -- --json  # one line
+//   ./bazelw run -c opt //bench:capi -- --filter addcmul  # the operators with that in their name
 //
 // Both kinds of calls alternate, in rounds over all operators, so that a moment in which the machine is
 // slower falls on few batches of each; the figure is the difference of what both take undisturbed. Each C
@@ -30,6 +31,7 @@
 #include "shardweave/comm/testing/allocation_counter.h"
 
 ABSL_FLAG(bool, json, false, "print one line of JSON");
+ABSL_FLAG(std::string, filter, "", "only operators whose name has this in it");
 
 namespace {
 
@@ -179,6 +181,9 @@ int main(int argc, char** argv) {
     swv_tensor *const a = randn(2, options), *const b = randn(2, options);
     add_operators(sharded ? "sharded: " : "plain: ", a, b, randn(1, options), operators);
   }
+  std::erase_if(operators, [](const Operator& each) {
+    return each.name.find(absl::GetFlag(FLAGS_filter)) == std::string::npos;
+  });
   const std::vector<Result> results = compare(operators);
   nlohmann::json json;
   json["bound_us"] = kBoundUs;

@@ -103,7 +103,7 @@ TEST_F(AllocationsTest, EveryKindOfArgumentComesInWithoutAny) {
     std::string mismatch;
     EXPECT_EQ(allocations([&] {
                 CallStack stack;
-                const auto given = given_arguments(arguments.data(), arguments.size(), nullptr, 0);
+                const auto given = given_arguments(arguments.data(), arguments.size());
                 ASSERT_TRUE(push_arguments(signature, given, Match::kLenient, stack, &mismatch))
                     << mismatch;
               }),

@@ -199,7 +199,8 @@ void fail_null(const char* argument) {
   fail_argument(argument, "is NULL");
 }
 
-void check_handle(const HandleBase* handle, Kind wanted, const char* argument) {
+// While there are checks.
+static void check_entered(const HandleBase* handle, Kind wanted, const char* argument) {
   const uint8_t known = known_of(handle);
   if (known == living(wanted)) [[likely]]
     return;
@@ -209,8 +210,11 @@ void check_handle(const HandleBase* handle, Kind wanted, const char* argument) {
   fail_argument(argument, misuse);
 }
 
-void fail_kind(Kind is, Kind wanted, const char* argument) {
-  const std::string_view name = name_of(is);
+void check_handle(const HandleBase* handle, Kind wanted, const char* argument) {
+  if (handle == nullptr) fail_null(argument);
+  if (check_handles()) return check_entered(handle, wanted, argument);
+  if (handle->kind == wanted) return;
+  const std::string_view name = name_of(handle->kind);
   fail_argument(argument,
                 str_cat(name == kNoHandle ? "is " : "is a ", name, "; wanted a ", name_of(wanted)));
 }

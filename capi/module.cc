@@ -313,9 +313,8 @@ swv_status* swv_module_call(swv_module* module, const char* method, swv_grad_mod
                             const swv_value* arguments, size_t num_arguments,
                             swv_value* out_results, size_t capacity, size_t* out_num_results) {
   return guarded(__func__, [&] {
-    call_method(module, text(method, "method"), mode,
-                given_arguments(arguments, num_arguments, nullptr, 0), out_results, capacity,
-                out_num_results);
+    call_method(module, text(method, "method"), mode, given_arguments(arguments, num_arguments),
+                out_results, capacity, out_num_results);
   });
 }
 

@@ -161,18 +161,9 @@ void check_names(const Operator& op, const GivenArguments& given) {
   }
 }
 
-// The overload whose arguments fit; they are on the stack then.
-[[gnu::hot]] const Overload& choose(const Operator& op, const GivenArguments& given,
-                                    CallStack& stack) {
-  const uint64_t kinds = op.overloads.size() == 1 ? 0 : Choices::kinds_of(given);
-  if (kinds != 0) {
-    if (const auto known = op.choices.find(kinds)) {
-      const Overload& overload = op.overloads[known->overload];
-      if (push_arguments(overload.signature, given, kMatches[known->match], stack, nullptr))
-        return overload;
-      stack.values.clear();
-    }
-  }
+// The first overload that fits, strictly and then leniently.
+[[gnu::noinline]] const Overload& try_all(const Operator& op, const GivenArguments& given,
+                                          uint64_t kinds, CallStack& stack) {
   for (size_t match = 0; match < std::size(kMatches); ++match) {
     for (size_t i = 0; i < op.overloads.size(); ++i) {
       const Overload& overload = op.overloads[i];
@@ -193,6 +184,26 @@ void check_names(const Operator& op, const GivenArguments& given) {
   }
   fail(absl::StatusCode::kInvalidArgument, str_cat(op.name, ": the arguments (", given_kinds(given),
                                                    ") fit none of its schemas:\n", schemas(op)));
+}
+
+// The overload whose arguments fit; they are on the stack then.
+[[gnu::hot]] const Overload& choose(const Operator& op, const GivenArguments& given,
+                                    CallStack& stack) {
+  // The only one there is, or the one that fitted arguments of these kinds before.
+  std::optional<Choices::Choice> likely;
+  uint64_t kinds = 0;
+  if (op.overloads.size() == 1) {
+    likely = Choices::Choice{.overload = 0, .match = 0};
+  } else if (kinds = Choices::kinds_of(given); kinds != 0) {
+    likely = op.choices.find(kinds);
+  }
+  if (likely.has_value()) {
+    const Overload& overload = op.overloads[likely->overload];
+    if (push_arguments(overload.signature, given, kMatches[likely->match], stack, nullptr))
+      return overload;
+    stack.values.clear();
+  }
+  return try_all(op, given, kinds, stack);
 }
 
 bool has_its_memory(const at::Tensor& t) {
@@ -295,7 +306,7 @@ swv_status* swv_op_schema(const swv_op* op, swv_string** out_text) {
                                      swv_value* out_results, size_t capacity,
                                      size_t* out_num_results) {
   return guarded(__func__, [&] {
-    call(op, mode, given_arguments(arguments, num_arguments, nullptr, 0), out_results, capacity,
+    call(op, mode, given_arguments(arguments, num_arguments), out_results, capacity,
          out_num_results);
   });
 }
@@ -312,7 +323,7 @@ swv_status* swv_op_call_named(const swv_op* op, swv_grad_mode mode, const swv_va
 swv_status* swv_op_explain(const swv_op* op, const swv_value* arguments, size_t num_arguments,
                            swv_string** out_text, swv_string** out_json) {
   return guarded(__func__, [&] {
-    explain(op, given_arguments(arguments, num_arguments, nullptr, 0), out_text, out_json);
+    explain(op, given_arguments(arguments, num_arguments), out_text, out_json);
   });
 }
 

@@ -310,10 +310,6 @@ bool optional_tensor_list(Caches& caches, const swv_value& v, c10::IValue& resul
   }
   switch (argument.kind) {
     case ArgType::kTensor:
-      if (v.kind == SWV_VALUE_TENSOR) {
-        result = tensor(v.as.tensor, "arguments[].as.tensor");
-        return true;
-      }
       // What an operator writes it returns by reference: to nothing, if only the stack had held it.
       return match == Match::kLenient && !argument.written && wrapped_number(v, result);
     case ArgType::kInt:
@@ -458,14 +454,19 @@ Signature::Signature(const c10::FunctionSchema& schema) {
   text = out.str();
 }
 
-[[gnu::hot]] GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
-                                            const char* const* names, size_t num_names) {
-  GivenArguments given{span(arguments, num_arguments, "arguments", 256),
-                       span(names, num_names, "names", 256)};
+[[gnu::hot]] GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments) {
+  GivenArguments given{span(arguments, num_arguments, "arguments", 256), {}};
+  for_each(given.values, "arguments[]", check_value);
+  return given;
+}
+
+GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
+                               const char* const* names, size_t num_names) {
+  GivenArguments given = given_arguments(arguments, num_arguments);
+  given.names = span(names, num_names, "names", 256);
   if (num_names > num_arguments) {
     fail_argument("num_names", str_cat("is ", num_names, " of ", num_arguments, " arguments"));
   }
-  for_each(given.values, "arguments[]", check_value);
   for_each(given.names, "names[]", [](const char* name) { text(name, "names[]"); });
   return given;
 }
@@ -495,10 +496,14 @@ Signature::Signature(const c10::FunctionSchema& schema) {
       stack.values.push_back(argument.default_value);
       continue;
     }
-    stack.values.emplace_back();
     bool fits;
     try {
-      fits = convert(stack.caches, argument, *value, match, stack.values.back());
+      // Most are tensors: without a detour through convert(), which would cost as much again.
+      if (value->kind == SWV_VALUE_TENSOR && argument.kind == ArgType::kTensor) {
+        stack.values.emplace_back(tensor(value->as.tensor, "arguments[].as.tensor"));
+        continue;
+      }
+      fits = convert(stack.caches, argument, *value, match, stack.values.emplace_back());
     } catch (const Failure& failure) {
       fail_at(failure, "arguments[]", value - given.values.data());
     }
@@ -527,7 +532,7 @@ Signature::Signature(const c10::FunctionSchema& schema) {
   }
 }
 
-[[gnu::hot]] swv_value new_value(c10::IValue value, ArgType type) {
+swv_value new_value(c10::IValue value, ArgType type) {
   if (value.isTensor()) {
     if (!value.toTensor().defined()) return swv_value_none();
     return swv_value_tensor(make<swv_tensor>(std::move(value).toTensor()));
@@ -556,29 +561,39 @@ Signature::Signature(const c10::FunctionSchema& schema) {
        str_cat("a result is a ", value.type()->str(), ", which has no swv_value_kind"));
 }
 
+namespace {
+
+// All of them or none.
+[[gnu::noinline]] void write_several(const Signature& signature, c10::Stack& stack,
+                                     swv_value* results) {
+  absl::InlinedVector<swv_value, 8> made;
+  made.reserve(stack.size());
+  try {
+    for (size_t i = 0; i < stack.size(); ++i) {
+      made.push_back(new_value(std::move(stack[i]), i < signature.results.size()
+                                                        ? signature.results[i]
+                                                        : ArgType::kOther));
+    }
+  } catch (...) {
+    for (swv_value& value : made) swv_value_clear(&value);
+    throw;
+  }
+  std::copy(made.begin(), made.end(), results);
+}
+
+}  // namespace
+
 [[gnu::hot]] void write_results(const Signature& signature, c10::Stack& stack, swv_value* results,
                                 size_t capacity, size_t* out_num_results) {
   const size_t count = stack.size();
-  if (capacity != 0 && capacity < count) {
-    fail_argument("capacity", str_cat("is ", capacity, "; there are ", count, " results"));
-  }
-  if (capacity != 0 && count == 1) {  // nothing to undo
-    *results = new_value(std::move(stack[0]),
-                         signature.results.empty() ? ArgType::kOther : signature.results[0]);
-  } else if (capacity != 0) {
-    absl::InlinedVector<swv_value, 8> made;
-    made.reserve(count);
-    try {
-      for (size_t i = 0; i < count; ++i) {
-        made.push_back(new_value(std::move(stack[i]), i < signature.results.size()
-                                                          ? signature.results[i]
-                                                          : ArgType::kOther));
-      }
-    } catch (...) {
-      for (swv_value& value : made) swv_value_clear(&value);
-      throw;
+  if (capacity != 0) {
+    if (capacity < count) [[unlikely]]
+      fail_argument("capacity", str_cat("is ", capacity, "; there are ", count, " results"));
+    if (count == 1 && stack[0].isTensor() && stack[0].toTensor().defined()) {  // nothing to undo
+      *results = swv_value_tensor(make<swv_tensor>(std::move(stack[0]).toTensor()));
+    } else {
+      write_several(signature, stack, results);
     }
-    std::copy(made.begin(), made.end(), results);
   }
   if (out_num_results != nullptr) *out_num_results = count;
 }

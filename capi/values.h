@@ -65,6 +65,7 @@ struct GivenArguments {
   absl::Span<const swv_value> values;
   absl::Span<const char* const> names;
 };
+GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments);
 GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
                                const char* const* names, size_t num_names);
 
