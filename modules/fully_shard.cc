@@ -417,6 +417,20 @@ std::string to_json(const std::vector<FullyShardUnit>& units) {
   return all.dump();
 }
 
+FullyShardNoSync::FullyShardNoSync(const MeshPtr& mesh, std::source_location)
+    : units_(MeshContext::of(mesh)->fsdp) {
+  if (units_ == nullptr) {
+    throw Error("FullyShardNoSync", absl::FailedPreconditionError(
+                                        "no module on this mesh is fully sharded: the mesh is "
+                                        "that of fully_shard()"));
+  }
+  ++std::static_pointer_cast<FsdpState>(units_)->no_sync;
+}
+
+FullyShardNoSync::~FullyShardNoSync() {
+  --std::static_pointer_cast<FsdpState>(units_)->no_sync;
+}
+
 void reshard(const MeshPtr& mesh) {
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   if (context->fsdp != nullptr) context->fsdp->reshard();

@@ -29,7 +29,16 @@
 // keeps the old memory with the old values.
 //
 // Gradients leave in every backward: several of them before a step are added up where they rest, and
-// send as often. (GradSync, and its NoSync, is for what is in no unit.)
+// send as often. Under a FullyShardNoSync they stay whole with the rank that has computed them, which
+// takes memory as a model that is not sharded does, and the first backward behind it sends their sum:
+//
+//   {
+//     const FullyShardNoSync accumulate(mesh);
+//     for (int i = 0; i < 3; ++i) model->forward(part(i)).sum().backward();
+//   }
+//   model->forward(part(3)).sum().backward();                 // one reduce-scatter for each unit
+//
+// (GradSync, and its NoSync, is for what is in no unit.)
 //
 // A backward that fails on one rank stops where it is, and other ranks wait for its gathers: the mesh
 // is lost, as with any collective that one rank does not call.
@@ -60,6 +69,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <source_location>
 #include <string>
@@ -155,6 +165,26 @@ std::string to_json(const std::vector<FullyShardUnit>& units);
 std::vector<FullyShardUnit> fully_shard(
     torch::nn::Module& module, const MeshPtr& mesh, const FullyShardOptions& options = {},
     std::source_location where = std::source_location::current());
+
+// While it lives, backward leaves gradients of parameters in units as they are: param.grad() is a sum that
+// is still to be reduced (Partial along the mesh dimension), of the parameter's dtype. The next backward
+// that runs without such a scope sends it with its own gradients, and at its end what of the mesh's
+// units it has not met; finish_grad_sync() sends it, too, and FusedOptimizer refuses it. Scopes may be
+// nested; all ranks have them around the same backwards. A parameter that had its gradient before (a
+// backward that has sent, zero_grad(false)) has it reduced in each backward, as without. So has what
+// rests on the CPU (compute_device), and what autograd::grad() asks for.
+class FullyShardNoSync {
+ public:
+  // Throws Error (FailedPrecondition) if nothing on the mesh is fully sharded.
+  explicit FullyShardNoSync(const MeshPtr& mesh,
+                            std::source_location where = std::source_location::current());
+  ~FullyShardNoSync();
+  FullyShardNoSync(const FullyShardNoSync&) = delete;
+  FullyShardNoSync& operator=(const FullyShardNoSync&) = delete;
+
+ private:
+  const std::shared_ptr<void> units_;
+};
 
 // Empties what is full, of all units of the mesh. Not while a graph is still to go backward in place:
 // it gathers again. Local, but waits for what is on its way.

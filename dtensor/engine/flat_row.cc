@@ -322,7 +322,8 @@ CollectiveUnderWay FlatRow::all_gather(const at::Tensor& stretch, const at::Tens
 
 bool GradientScatter::takes(const FlatRow& row, size_t i, const at::Tensor& grad) {
   const Spec &has = *meta_of(grad).spec, &whole = *row[i].whole;
-  return row.num_ranks() > 1 && has.dtype == whole.dtype &&
+  // What was summed up over several backwards is of the kept tensor's dtype.
+  return row.num_ranks() > 1 && (has.dtype == whole.dtype || has.dtype == row[i].kept->dtype) &&
          is_sum_along(has.layout, whole.layout, row.mesh_dim());
 }
 

@@ -21,6 +21,7 @@
 #include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "torch/csrc/autograd/engine.h"
+#include "torch/csrc/autograd/functions/accumulate_grad.h"
 #include "torch/csrc/autograd/graph_task.h"
 #include "torch/csrc/autograd/variable.h"
 
@@ -61,7 +62,9 @@ class FullyShardBackward final : public torch::autograd::Node {
   // As early as an accumulation: so that gradients that are whole do not wait.
   explicit FullyShardBackward(std::shared_ptr<FsdpUnit> unit)
       : Node(UINT64_MAX), unit_(std::move(unit)) {}
-  variable_list apply(variable_list&& grads) override { return unit_->reduce(std::move(grads)); }
+  variable_list apply(variable_list&& grads) override {
+    return unit_->reduce(std::move(grads), *this);
+  }
   std::string name() const override { return "FullyShardBackward"; }
 
  private:
@@ -123,6 +126,22 @@ bool works_at_rest(std::string_view name) {
          std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames) ||
          std::any_of(std::begin(kBeginnings), std::end(kBeginnings),
                      [&](std::string_view b) { return name.starts_with(b); });
+}
+
+// Whether the backward that runs adds to a gradient there: it does not where autograd::grad() has asked
+// for gradients, or backward() for those of other inputs.
+bool is_accumulated(const torch::autograd::Node* accumulation) {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) return accumulation != nullptr;
+  const auto it =
+      info->find(const_cast<torch::autograd::Node*>(accumulation));  // NOLINT: it is a key
+  return it != info->end() && it->second.needed_;
+}
+
+// A gradient that FullyShardNoSync has left whole.
+bool is_unsent(const at::Tensor& grad, const Spec& kept) {
+  return grad.defined() && is_dtensor(grad) && !grad.requires_grad() &&
+         meta_of(grad).spec->layout != kept.layout;
 }
 
 // Of operators that write: those that give a tensor another shape, or other memory.
@@ -342,6 +361,7 @@ void FsdpState::end_with_backward() {
         if (state->current_ != nullptr) state->current_->reshard();
         for (FsdpUnit* unit : std::exchange(state->leaving_, {})) unit->reshard();
         state->finish_gradients(0);
+        if (state->no_sync == 0) state->send_held();  // of what this backward has not met
       });
 }
 
@@ -351,6 +371,11 @@ void FsdpState::finish_gradients(size_t but_the_last) {
     sending_.pop_front();
     if (oldest != nullptr) oldest->finish();
   }
+}
+
+void FsdpState::send_held() {
+  for (FsdpUnit* unit : units_) unit->send_held();
+  finish_gradients(0);
 }
 
 void FsdpState::give_up_sent() {
@@ -796,9 +821,22 @@ at::Tensor FsdpUnit::used(size_t index, const at::Tensor& handle) {
 
 // --- gradients -----------------------------------------------------------------------------------
 
+// Whether a gradient that is for this node stays whole: one that is asked for (autograd::grad()) does not.
+bool FsdpUnit::holds(const torch::autograd::Node* accumulation) const {
+  return state_->no_sync > 0 && !is_elsewhere() && !c10::GradMode::is_enabled() &&
+         is_accumulated(accumulation);
+}
+
 at::Tensor FsdpUnit::resting_gradient(size_t index, const at::Tensor& grad) {
   if (!grad.defined()) return grad;
   const Spec& kept = *row_[index].kept;
+  if (state_->no_sync > 0 || may_hold_) {
+    if (holds(torch::autograd::impl::try_get_grad_accumulator(parameters_[index].tensor()).get())) {
+      may_hold_ = true;
+      return as_dtensor(grad, context_).to(kept.dtype);
+    }
+    state_->end_with_backward();  // which sends what there is
+  }
   // On the CPU those of several would be branches, for another thread than the device's.
   if (is_elsewhere() && c10::GradMode::is_enabled()) {
     throw Error(kFullyShard, absl::UnimplementedError(absl::StrCat(
@@ -851,7 +889,7 @@ std::shared_ptr<UnitGradients> FsdpUnit::send(variable_list& grads) {
   if (gradients->taken().empty()) return nullptr;
   ++state_->counters.reduce_scatters;
   state_->sending_.push_back(gradients);
-  state_->end_with_backward();
+  if (in_backward_now()) state_->end_with_backward();
   if (from_flat) {
     sending_ = gradients;
     gradients->when_sent(
@@ -897,7 +935,7 @@ void FsdpUnit::begin_copies(variable_list& grads) {
   }
 }
 
-variable_list FsdpUnit::reduce(variable_list&& grads) {
+variable_list FsdpUnit::reduce(variable_list&& grads, const torch::autograd::Node& node) {
   // What is used from now on is of another graph.
   node_.reset();
   if (c10::GradMode::is_enabled()) {  // gradients of these are wanted
@@ -905,12 +943,63 @@ variable_list FsdpUnit::reduce(variable_list&& grads) {
     for (size_t i = 0; i < grads.size(); ++i) result[i] = resting_gradient(i, grads[i]);
     return result;
   }
+  for (at::Tensor& grad : grads) {
+    if (grad.defined()) grad = as_dtensor(grad, context_);
+  }
+  // All go the same way: either a backward accumulates, or gradients are asked for.
+  const torch::autograd::edge_list& edges = node.next_edges();
+  if (std::any_of(edges.begin(), edges.end(),
+                  [&](const torch::autograd::Edge& edge) { return holds(edge.function.get()); })) {
+    may_hold_ = true;
+    reshard();
+    for (at::Tensor& grad : grads) {
+      if (grad.defined()) grad = with_dtype(grad, row_[0].kept->dtype);
+    }
+    return std::move(grads);
+  }
+  if (may_hold_) add_held(grads, node);
+  return bring_to_rest(std::move(grads));
+}
+
+// To those of this backward: then one reduction brings both.
+void FsdpUnit::add_held(variable_list& grads, const torch::autograd::Node& node) {
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const auto* accumulation =
+        dynamic_cast<const torch::autograd::AccumulateGrad*>(node.next_edge(i).function.get());
+    if (accumulation == nullptr || !is_accumulated(accumulation)) continue;
+    at::Tensor& held = accumulation->variable.mutable_grad();
+    if (!is_unsent(held, *row_[i].kept)) continue;
+    grads[i] = grads[i].defined() ? held.add_(grads[i]) : held;
+    held.reset();
+  }
+}
+
+void FsdpUnit::send_held() {
+  if (!may_hold_ || is_summoned()) return;
+  may_hold_ = false;
+  const c10::InferenceMode normal(false);
+  const c10::AutoGradMode no_grad(false);
+  variable_list held(parameters_.size());
+  bool is_any = false;
+  for (size_t i = 0; i < held.size(); ++i) {
+    const at::Tensor parameter = parameters_[i].tensor();
+    if (!parameter.defined() || !is_unsent(parameter.grad(), *row_[i].kept)) continue;
+    held[i] = parameter.grad();
+    parameter.mutable_grad().reset();
+    is_any = true;
+  }
+  if (!is_any) return;
+  const variable_list sent = bring_to_rest(std::move(held));
+  for (size_t i = 0; i < sent.size(); ++i) {
+    if (sent[i].defined()) parameters_[i].tensor().mutable_grad() = sent[i];
+  }
+}
+
+// Gradients, as DTensors, to where the parameters rest.
+variable_list FsdpUnit::bring_to_rest(variable_list&& grads) {
   variable_list result = std::move(grads);
   std::vector<Layout> layouts;
-  for (size_t i = 0; i < result.size(); ++i) {
-    if (result[i].defined()) result[i] = as_dtensor(result[i], context_);
-    layouts.push_back(row_[i].kept->layout);
-  }
+  for (size_t i = 0; i < result.size(); ++i) layouts.push_back(row_[i].kept->layout);
   const std::shared_ptr<UnitGradients> gradients = send(result);
   reshard();
   // What it has not taken.

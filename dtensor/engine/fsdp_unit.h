@@ -77,6 +77,11 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   void reshard();
 
   FsdpCounters counters;
+  // FullyShardNoSync scopes: while there are any, gradients stay whole, with the rank that has computed
+  // them.
+  int no_sync = 0;
+  // What has stayed goes to where the parameters rest. Collective, if there is any.
+  void send_held();
 
  private:
   friend class FsdpUnit;
@@ -201,8 +206,9 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
 
   // The gradient of a parameter, brought to where that rests.
   at::Tensor resting_gradient(size_t index, const at::Tensor& grad);
-  // Those of all that have one, under way.
-  torch::autograd::variable_list reduce(torch::autograd::variable_list&& grads);
+  // Those of all that have one, under way; `node` has taken them.
+  torch::autograd::variable_list reduce(torch::autograd::variable_list&& grads,
+                                        const torch::autograd::Node& node);
 
  private:
   friend class FsdpState;
@@ -256,6 +262,10 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   void keep_part();
   void drop_part();
   CollectiveUnderWay gather_from_neighbours();
+  bool holds(const torch::autograd::Node* accumulation) const;
+  void send_held();
+  void add_held(torch::autograd::variable_list& grads, const torch::autograd::Node& node);
+  torch::autograd::variable_list bring_to_rest(torch::autograd::variable_list&& grads);
   bool has_room_for(const at::TensorOptions& gradients) const {
     return is_allocated_ && gradients.dtype() == flat_.dtype();
   }
@@ -286,6 +296,7 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   at::Tensor part_;                         // of what neighbours keep between forward and backward
   uint32_t part_version_ = 0;               // of the shard
   std::shared_ptr<UnitGradients> sending_;  // from the flat buffer; null: nobody uses that
+  bool may_hold_ = false;                   // a parameter may have a gradient that was not sent
   struct Summoned {
     at::Tensor flat;
     int scopes = 0, readers = 0;
