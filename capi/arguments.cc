@@ -79,6 +79,23 @@ void check_utf8(std::string_view bytes, const char* argument) {
   }
 }
 
+std::string as_utf8(std::string_view bytes) {
+  std::string result;
+  while (!bytes.empty()) {
+    const size_t length = utf8_sequence(bytes);
+    if (length == 0) {
+      constexpr char kDigits[] = "0123456789abcdef";
+      const auto byte = static_cast<unsigned char>(bytes[0]);
+      str_append(&result, "\\x", std::string_view(&kDigits[byte >> 4], 1),
+                 std::string_view(&kDigits[byte & 15], 1));
+    } else {
+      result += bytes.substr(0, length);
+    }
+    bytes.remove_prefix(std::max<size_t>(1, length));
+  }
+  return result;
+}
+
 bool flag(swv_bool value, const char* argument) {
   if (value != 0 && value != 1) fail_argument(argument, str_cat("is ", value, "; wanted 0 or 1"));
   return value == 1;
@@ -110,8 +127,8 @@ absl::Duration timeout(int64_t milliseconds, const char* argument, absl::Duratio
 size_t common_size(size_t theirs, size_t first, size_t ours, const char* argument) {
   constexpr size_t kMost = 4096;  // what is larger is no size
   if (theirs < first || theirs > kMost) {
-    fail_argument(argument, str_cat("has struct_size ", theirs, "; wanted ", first,
-                                    " or more (use the initializer)"));
+    fail_argument(argument, str_cat("has struct_size ", theirs, "; wanted ", first, " to ", kMost,
+                                    " (use the initializer)"));
   }
   return std::min(theirs, ours);
 }

@@ -51,6 +51,8 @@ inline std::string given_text(const char* pointer, const char* argument) {  // a
 std::string_view text_or(const char* pointer, std::string_view otherwise, const char* argument);
 // Bytes that have to be UTF-8.
 void check_utf8(std::string_view bytes, const char* argument);
+// What is no UTF-8 in them as "\xe9", for messages that somebody else has written.
+std::string as_utf8(std::string_view bytes);
 
 bool flag(swv_bool value, const char* argument);
 void check_reserved(int64_t value, const char* argument);

@@ -1,6 +1,8 @@
 // Gradients, and functions of the host with derivatives of their own.
 #include <algorithm>
 
+#include "ATen/ExpandUtils.h"
+#include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
 #include "shardweave/capi/callbacks.h"
@@ -116,7 +118,9 @@ struct HostNode : torch::autograd::Function<HostNode> {
     ctx->set_materialize_grads(false);
     ctx->save_for_backward(context.get()->saved);
     ctx->saved_data["function"] = c10::IValue::make_capsule(function);
-    ctx->saved_data["num_inputs"] = static_cast<int64_t>(inputs.size());
+    c10::List<std::vector<int64_t>> sizes;
+    for (const at::Tensor& input : inputs) sizes.push_back(input.sizes().vec());
+    ctx->saved_data["input_sizes"] = sizes;
     return result;
   }
 
@@ -127,13 +131,23 @@ struct HostNode : torch::autograd::Function<HostNode> {
     if (f.backward == nullptr) {
       fail(absl::StatusCode::kUnimplemented, str_cat(function->name(), " has no backward"));
     }
-    const size_t num_inputs = ctx->saved_data["num_inputs"].toInt();
+    const c10::IValue& sizes = ctx->saved_data["input_sizes"];
+    const size_t num_inputs = sizes.toListRef().size();
     const Borrowed borrowed(grads);
     Written written(num_inputs, borrowed);
     const CallContext context({.saved = ctx->get_saved_variables()});
     const swv_function_call call = function_call(context.get(), borrowed, written);
-    throw_if_failed(f.backward(f.user_data, &call), str_cat(function->name(), ".backward"));
+    const std::string its = str_cat(function->name(), ".backward");
+    throw_if_failed(f.backward(f.user_data, &call), its);
     variable_list result = written.take("outputs");
+    for (size_t i = 0; i < num_inputs; ++i) {
+      const std::vector<int64_t> wanted = sizes.toListRef()[i].toIntVector();
+      // What is larger autograd sums up.
+      if (!result[i].defined() || at::is_expandable_to(wanted, result[i].sizes())) continue;
+      fail(absl::StatusCode::kInvalidArgument,
+           str_cat(its, ": outputs[", i, "] has shape [", absl::StrJoin(result[i].sizes(), ", "),
+                   "]; wanted that of the input, [", absl::StrJoin(wanted, ", "), "]"));
+    }
     result.resize(num_inputs + 2);  // the function and the number of outputs have none
     return result;
   }

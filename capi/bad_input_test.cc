@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ATen/dlpack.h"
 #include "gtest/gtest.h"
 #include "shardweave.h"
 #include "testing/buffer.h"
@@ -120,7 +121,7 @@ const std::vector<Function> kFunctions = {
     F(swv_module_add_buffer), F(swv_module_num_parameters), F(swv_module_parameter),
     F(swv_module_num_buffers), F(swv_module_buffer), F(swv_module_buffer_is_persistent), F(swv_module_get), F(swv_module_call),
     F(swv_module_call_named), F(swv_module_patch), F(swv_function_context_original), F(swv_module_add_child), F(swv_module_child), F(swv_module_train), F(swv_deferred_init), F(swv_module_materialize),
-    F(swv_tensor_is_deferred), F(swv_module_fully_shard), F(swv_mesh_reshard), F(swv_mesh_fully_shard_counters), F(swv_module_full_params), F(swv_full_params_get), F(swv_full_params_end), F(swv_grad_sync_create), F(swv_grad_sync_no_sync), F(swv_grad_sync_discard), F(swv_grad_sync_counts),
+    F(swv_tensor_is_deferred), F(swv_module_fully_shard), F(swv_mesh_reshard), F(swv_mesh_fully_shard_no_sync), F(swv_mesh_fully_shard_counters), F(swv_module_full_params), F(swv_full_params_get), F(swv_full_params_end), F(swv_grad_sync_create), F(swv_grad_sync_no_sync), F(swv_grad_sync_discard), F(swv_grad_sync_counts),
     F(swv_grad_sync_num_states), F(swv_grad_sync_state), F(swv_grad_sync_set_states),
     F(swv_module_distributed_data_parallel), F(swv_module_pre_dp_transform),
     F(swv_module_broadcast_buffers), F(swv_module_enable_2d_with_fsdp), F(swv_mesh_join_batch),
@@ -281,6 +282,111 @@ TEST_F(BadInputTest, StructSizes) {
   grown.more = 1;
   expect_fails(swv_tensor_ones(sizes, 1, &grown.options, &out), SWV_CODE_UNIMPLEMENTED,
                "does not know");
+}
+
+// --- memory of others, and what is no memory -----------------------------------------------------
+
+TEST_F(BadInputTest, StridesOfDlpackThatLibTorchDoesNotHave) {
+  constexpr int64_t kFar = std::numeric_limits<int64_t>::max() / 2;
+  const struct {
+    int64_t shape[2], strides[2];
+    const char* wanted;  // null: it is right
+  } cases[] = {
+      {{2, 3}, {3, -1}, "has stride -1 in dimension 1; wanted 0 or more"},
+      {{2, 3}, {std::numeric_limits<int64_t>::min(), 1}, "in dimension 0; wanted 0 or more"},
+      {{2, 3}, {kFar, 1}, "in dimension 0 of 2 elements, which reaches beyond all memory"},
+      {{3, 2}, {kFar, 1}, "in dimension 0 of 3 elements, which reaches beyond all memory"},
+      {{2, 3}, {1, 2}, nullptr},
+      {{2, 3}, {0, 0}, nullptr},
+      {{0, 3}, {-3, 1}, nullptr},
+  };
+  for (auto c : cases) {
+    SCOPED_TRACE(c.wanted == nullptr ? "right" : c.wanted);
+    float data[6] = {};
+    bool is_deleted = false;
+    DLManagedTensorVersioned managed = {};
+    managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+    managed.manager_ctx = &is_deleted;
+    managed.deleter = [](DLManagedTensorVersioned* self) {
+      *static_cast<bool*>(self->manager_ctx) = true;
+    };
+    managed.dl_tensor = {data, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, c.shape, c.strides, 0};
+    swv_tensor* tensor = nullptr;
+    swv_status* const status = swv_tensor_from_dlpack(&managed, nullptr, &tensor);
+    if (c.wanted == nullptr) {
+      expect_ok(status);
+      swv_tensor_free(tensor);
+    } else {
+      expect_fails(status, SWV_CODE_INVALID_ARGUMENT, c.wanted);
+    }
+    EXPECT_TRUE(is_deleted);
+  }
+}
+
+// LibTorch reads and writes memory that such tensors do not have.
+TEST_F(BadInputTest, TensorsWithoutMemory) {
+  const int64_t sizes[] = {3};
+  const swv_value shape = swv_value_ints(sizes, 1);
+  const struct {
+    const char* op;
+    swv_value argument;
+    const char* why;
+  } cases[] = {
+      {"aten::to_mkldnn", swv_value_tensor(tensor_), "it is not dense, but Mkldnn"},
+      {"aten::to_sparse", swv_value_tensor(tensor_), "it is not dense, but Sparse"},
+      {"aten::_to_sparse_csr", swv_value_tensor(tensor_), "it is not dense, but SparseCsr"},
+      {"aten::_efficientzerotensor", shape, nullptr},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.op);
+    swv_op* op = nullptr;
+    expect_ok(swv_op_find(c.op, &op));
+    swv_value made = SWV_NONE;
+    expect_ok(swv_op_call(op, SWV_MODE_NO_GRAD, &c.argument, 1, &made, 1, nullptr));
+    swv_op_free(op);
+    swv_tensor* const tensor = made.as.tensor;
+    float data[6] = {};
+    swv_buffer buffer = SWV_BUFFER_INIT;
+    DLManagedTensorVersioned* managed = nullptr;
+    const char* const why = c.why == nullptr ? "has no memory: it is a zero" : c.why;
+    expect_fails(swv_tensor_buffer(tensor, &buffer), SWV_CODE_INVALID_ARGUMENT, why);
+    expect_fails(swv_tensor_to_dlpack(tensor, nullptr, &managed), SWV_CODE_INVALID_ARGUMENT, why);
+    if (c.why != nullptr) {
+      expect_fails(swv_tensor_copy_to_host(tensor, data, 24), SWV_CODE_INVALID_ARGUMENT, why);
+      expect_fails(swv_tensor_copy_from_host(tensor, data, 24), SWV_CODE_INVALID_ARGUMENT, why);
+    } else {
+      data[0] = 7;
+      expect_ok(swv_tensor_copy_to_host(tensor, data, 12));
+      EXPECT_EQ(data[0], 0);
+    }
+    swv_value_clear(&made);
+  }
+}
+
+TEST_F(BadInputTest, MessagesOfHostsAreUtf8) {
+  swv_status* const status = swv_status_new(SWV_CODE_INTERNAL, "caf\xe9 \xff\xc3\xa9");
+  EXPECT_STREQ(swv_status_message(status), "caf\\xe9 \\xff\xc3\xa9");
+  swv_status_free(status);
+}
+
+TEST_F(BadInputTest, AGradientOfAnotherShapeIsTheFunctions) {
+  swv_function function = SWV_FUNCTION_INIT;
+  function.name = "my_swiglu";
+  function.forward = [](void*, const swv_function_call* call) {
+    return swv_tensor_share(call->inputs[0], &call->outputs[0]);
+  };
+  function.backward = [](void*, const swv_function_call* call) {
+    const int64_t seven[] = {7};
+    return swv_tensor_ones(seven, 1, nullptr, &call->outputs[0]);
+  };
+  swv_tensor *x = nullptr, *y = nullptr;
+  expect_ok(swv_tensor_detach(tensor_, &x));
+  expect_ok(swv_tensor_set_requires_grad(x, 1));
+  expect_ok(swv_function_apply(&function, SWV_MODE_GRAD, &x, 1, &y, 1));
+  expect_fails(swv_tensor_backward(y, tensor_, nullptr), SWV_CODE_INVALID_ARGUMENT,
+               "my_swiglu.backward: outputs[0] has shape [7]; wanted that of the input, [2, 3]");
+  swv_tensor_free(x);
+  swv_tensor_free(y);
 }
 
 TEST_F(BadInputTest, CostModels) {

@@ -119,6 +119,12 @@ swv_status* swv_mesh_reshard(swv_mesh* mesh) {
   return guarded(__func__, [&] { shardweave::reshard(in(mesh, "mesh").mesh); });
 }
 
+swv_status* swv_mesh_fully_shard_no_sync(const swv_mesh* mesh, swv_scope** out_scope) {
+  return guarded(__func__, out_scope, "out_scope", [&] {
+    return new_scope<shardweave::FullyShardNoSync>(in(mesh, "mesh").mesh, kHost).release();
+  });
+}
+
 swv_status* swv_mesh_fully_shard_counters(const swv_mesh* mesh,
                                           swv_fully_shard_counters* out_counters) {
   return guarded(__func__, [&] { write_counters(mesh, out_counters); });

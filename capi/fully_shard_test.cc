@@ -93,6 +93,51 @@ TEST(FullyShardTest, TrainsAsOneRank) {
   }
 }
 
+TEST(FullyShardTest, AccumulatesWithoutSending) {
+  const auto backward = [](const Module& module, swv_mesh* mesh, int step) {
+    Tensor x, target, y, loss;
+    feed(step, false, mesh, x);
+    feed(step, true, mesh, target);
+    forward(module, x, y);
+    call("aten::mse_loss", {swv_value_tensor(y), swv_value_tensor(target)}, loss);
+    ok(swv_tensor_backward(loss, nullptr, nullptr));
+  };
+  const auto gradient = [](const Module& module) {
+    Tensor weight, grad;
+    ok(swv_module_get(module, "blocks.0.up.weight", weight.out()));
+    ok(swv_tensor_grad(weight, grad.out()));
+    return whole(grad->tensor);
+  };
+  Module alone;
+  make_model(alone);
+  for (int step = 0; step < 4; ++step) backward(alone, nullptr, step);
+  const at::Tensor wanted = gradient(alone);
+  on_mesh("dp=2", [&](swv_mesh* mesh) {
+    Module module;
+    make_model(module);
+    swv_scope *outer = nullptr, *inner = nullptr;
+    EXPECT_THAT(
+        message_of(swv_mesh_fully_shard_no_sync(mesh, &outer), SWV_CODE_FAILED_PRECONDITION),
+        HasSubstr("no module on this mesh is fully sharded"));
+    EXPECT_EQ(outer, nullptr);
+    const swv_fully_shard_options options = by_blocks();
+    ok(swv_module_fully_shard(module, mesh, &options, nullptr, nullptr));
+    ok(swv_mesh_fully_shard_no_sync(mesh, &outer));
+    ok(swv_mesh_fully_shard_no_sync(mesh, &inner));
+    backward(module, mesh, 0);
+    swv_scope_free(outer);  // in any order
+    backward(module, mesh, 1);
+    swv_scope_free(inner);
+    EXPECT_EQ(counters_of(mesh).reduce_scatters, 0);
+    backward(module, mesh, 2);
+    EXPECT_EQ(counters_of(mesh).reduce_scatters, kBlocks + 1);
+    ok(swv_mesh_fully_shard_no_sync(mesh, &outer));
+    swv_scope_free(outer);
+    backward(module, mesh, 3);
+    EXPECT_TRUE(at::allclose(gradient(module), wanted, 1e-5, 1e-6));
+  });
+}
+
 // What collectives of units send, and their types, of one step.
 std::string sent_in_a_step(swv_mesh* mesh, swv_module* module) {
   swv_trace* trace = nullptr;

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "c10/util/Exception.h"
+#include "shardweave/capi/arguments.h"
 #include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
@@ -116,7 +117,7 @@ swv_status* swv_status_new(swv_code code, const char* message) {
   try {
     const bool known = code > SWV_CODE_OK && code <= SWV_CODE_UNAUTHENTICATED;
     return make<swv_status>(known ? code : swv_code{SWV_CODE_UNKNOWN},
-                            std::string(message == nullptr ? "" : message));
+                            shardweave::capi::as_utf8(message == nullptr ? "" : message));
   } catch (...) {
     return shardweave::capi::out_of_memory();
   }

@@ -206,7 +206,7 @@ static void check_entered(const HandleBase* handle, Kind wanted, const char* arg
     return;
   if (known == 0 && was_made_without_checks(handle, wanted)) return;
   const std::string misuse = misuse_of(known, wanted);
-  if (abort_on_misuse()) report_misuse(argument, misuse);
+  if (abort_on_misuse()) report_misuse("a call", str_cat("argument '", argument, "' ", misuse));
   fail_argument(argument, misuse);
 }
 

@@ -12,6 +12,7 @@
 #include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/random.h"
+#include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/power_sgd.h"
 #include "shardweave/modules/summon_full_params.h"
@@ -78,7 +79,8 @@ struct swv_scope : shardweave::capi::Handle<shardweave::capi::Kind::kScope> {
   std::variant<std::monostate, shardweave::StrictScope, shardweave::ModuleScope,
                shardweave::SourceScope, shardweave::RandomStateScope, shardweave::capi::ForwardRun,
                shardweave::capi::Deferral, shardweave::capi::NoSync,
-               shardweave::ZeroPartition::NoSync, shardweave::capi::FullParamsScope>
+               shardweave::ZeroPartition::NoSync, shardweave::FullyShardNoSync,
+               shardweave::capi::FullParamsScope>
       scope;
 };
 

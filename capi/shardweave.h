@@ -1099,11 +1099,12 @@ typedef struct swv_function_call {
 /* A function of the host with a derivative of its own. */
 typedef struct swv_function {
   size_t struct_size;
-  const char* name;
+  const char* name; /* in messages; may be NULL */
   void* user_data;
   swv_status* (*forward)(void* user_data, const swv_function_call* call);
   /* inputs: the gradients of forward's outputs, NULL where nothing depends on one. outputs: the
-   * gradients of forward's inputs; may stay NULL. */
+   * gradients of forward's inputs; may stay NULL. Itself it may be NULL: then backward through it is
+   * SWV_CODE_UNIMPLEMENTED. */
   swv_status* (*backward)(void* user_data, const swv_function_call* call);
   void (*drop)(void* user_data); /* may be NULL */
 } swv_function;
@@ -1578,6 +1579,16 @@ SWV_API SWV_MUST_USE swv_status* swv_module_fully_shard(swv_module* module, cons
  * is touched. A graph that is still to go backward gathers again. Sends nothing, but waits for what
  * is under way. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_reshard(swv_mesh* mesh);
+
+/* Until the scope is freed, backward leaves the gradients of parameters in units of the mesh as they
+ * are: sums that are still to be reduced, whole on each rank, which take memory as in a model that is
+ * not sharded. The next backward that runs without such a scope sends them with its own, one
+ * reduce-scatter for a unit; swv_module_finish_grad_sync sends what is left, and swv_optimizer_step
+ * refuses it. A parameter that had its gradient before has it reduced in each backward, as without;
+ * so has what rests on the CPU (compute_device). Scopes nest and end in any order; all ranks have them
+ * around the same backwards. SWV_CODE_FAILED_PRECONDITION if nothing on the mesh is fully sharded. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_fully_shard_no_sync(const swv_mesh* mesh,
+                                                              swv_scope** out_scope);
 
 typedef struct swv_fully_shard_counters {
   size_t struct_size;

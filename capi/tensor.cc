@@ -15,6 +15,7 @@
 #include "shardweave/capi/deferred.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
+#include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/load_cuda.h"
 #include "shardweave/modules/deferred_init.h"
 
@@ -111,6 +112,9 @@ const at::Tensor& plain_with_values(const swv_tensor* handle, const char* argume
          str_cat("argument '", argument, "' is deferred (", to_string(t),
                  "): it has no values until swv_module_materialize makes its module's"));
   }
+  if (const std::string why = dtensor_internal::not_dense(t); !why.empty()) {
+    fail_argument(argument, str_cat("has no memory that can be read as numbers: ", why));
+  }
   return t;
 }
 
@@ -121,6 +125,12 @@ void check_bytes(const at::Tensor& t, const void* data, size_t num_bytes) {
                           "] of ", c10::toString(t.scalar_type()), " has ", t.nbytes()));
   }
   if (data == nullptr && num_bytes != 0) fail_null("data");
+}
+
+// With memory that others may write to.
+void check_memory(const at::Tensor& t, const char* argument) {
+  if (!t._is_zerotensor()) return;
+  fail_argument(argument, "has no memory: it is a zero that gradients begin with; clone it");
 }
 
 // The caller's memory as a tensor.
@@ -157,6 +167,27 @@ struct DlpackDeleter {
   }
 };
 
+// Strides that LibTorch has: it ends the process over others.
+void check_strides(const DLTensor& t, at::IntArrayRef shape) {
+  if (t.strides == nullptr || c10::multiply_integers(shape) == 0) return;
+  const int64_t itemsize = (int64_t{t.dtype.bits} * t.dtype.lanes + 7) / 8;
+  int64_t end = itemsize;  // of the last element, in bytes
+  for (size_t d = 0; d < shape.size(); ++d) {
+    const int64_t stride = t.strides[d];
+    if (stride < 0) {
+      fail_argument("managed", str_cat("has stride ", stride, " in dimension ", d,
+                                       "; wanted 0 or more: copy what runs backwards"));
+    }
+    int64_t reach;
+    if (__builtin_mul_overflow(stride, shape[d] - 1, &reach) ||
+        __builtin_mul_overflow(reach, itemsize, &reach) ||
+        __builtin_add_overflow(end, reach, &end)) {
+      fail_argument("managed", str_cat("has stride ", stride, " in dimension ", d, " of ", shape[d],
+                                       " elements, which reaches beyond all memory"));
+    }
+  }
+}
+
 swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, const void* stream,
                         swv_tensor** out_tensor) {
   if (managed == nullptr) fail_null("managed");
@@ -183,6 +214,7 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, const void* stream,
   if (t.data == nullptr && c10::multiply_integers(shape) != 0) {
     fail_argument("managed", "has no data");
   }
+  check_strides(t, shape);
   if ((managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0) {
     fail(absl::StatusCode::kUnimplemented,
          "argument 'managed' is read-only; a tensor may be written to");
@@ -208,6 +240,7 @@ DLManagedTensorVersioned* to_dlpack(const swv_tensor* handle, const void* stream
         "requires grad; what is written to its memory would not be seen: swv_tensor_detach it");
   }
   check_resolved(t, "tensor");
+  check_memory(t, "tensor");
   // Who takes it has the address: an out= operator must not free the memory to make it smaller.
   t.storage().unsafeGetStorageImpl()->set_resizable(false);
   return at::toDLPackVersioned(t);
@@ -220,6 +253,7 @@ void write_buffer(const swv_tensor* handle, swv_buffer* out_buffer) {
                   str_cat("is not contiguous: strides [", absl::StrJoin(t.strides(), ", "), "]"));
   }
   check_resolved(t, "tensor");
+  check_memory(t, "tensor");
   swv_buffer result = SWV_BUFFER_INIT;
   result.data = t.mutable_data_ptr();
   result.count = t.numel();

@@ -441,12 +441,15 @@ void Fuzzer::fully_sharded() {
     swv_string_free(json);
   }
   const swv_value argument = swv_value_tensor(x);
+  swv_scope* held = nullptr;
+  if (one_in(2)) done(swv_mesh_fully_shard_no_sync(mesh, one_in(9) ? nullptr : &held));
   if (done(swv_module_call(module, "forward", one_in(3) ? small() : SWV_MODE_GRAD, &argument, 1, &y,
                            1, nullptr))) {
     if (one_in(3)) done(swv_mesh_reshard(mesh));
     if (y.kind == SWV_VALUE_TENSOR) done(swv_tensor_backward(y.as.tensor, x, nullptr));
     swv_value_clear(&y);
   }
+  if (one_in(2)) swv_scope_free(std::exchange(held, nullptr));
   if (done(swv_module_get(module, "0.weight", &weight))) keep(weight);
   if (one_in(2)) done(swv_module_fully_shard(module, mesh, nullptr, nullptr, nullptr));
   swv_scope* whole = nullptr;
@@ -461,6 +464,7 @@ void Fuzzer::fully_sharded() {
     swv_scope_free(whole);
   }
   done(swv_module_finish_grad_sync(module));
+  swv_scope_free(held);
   done(swv_mesh_reshard(mesh));
   done(swv_mesh_fully_shard_counters(mesh, one_in(9) ? nullptr : sized(counters)));
   swv_tensor_free(x);

@@ -17,6 +17,7 @@
 #include "shardweave/dtensor/random.h"
 #include "shardweave/modules/checkpoint/agree.h"
 #include "shardweave/modules/checkpoint/loader_position.h"
+#include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/train/event_file.h"
 #include "shardweave/tools/progress/progress_bar.h"
 #include "torch/nn/module.h"
@@ -118,11 +119,12 @@ std::string text_of(const TrainerOptions& options) {
       exact(options.clip_norm), ", allow_nonfinite ", options.allow_nonfinite, ", schedule from ",
       exact(options.schedule(0)), " by ", exact(options.schedule(options.steps / 2)), " to ",
       exact(options.schedule(options.steps - 1)), ", scaler ", options.scaler != nullptr, ", sync ",
-      options.sync != nullptr, ", checkpoints '", options.checkpoints, "', save_every ",
-      options.save_every, ", keep_last ", options.keep_last, ", resume ",
-      static_cast<int>(options.resume), ", evaluate ", options.evaluate != nullptr,
-      ", evaluate_every ", options.evaluate_every, ", step_done ", options.step_done != nullptr,
-      ", scale_changed ", options.scale_changed != nullptr, ", stop.every ", options.stop.every);
+      options.sync != nullptr, ", fully_shard_no_sync ", options.fully_shard_no_sync,
+      ", checkpoints '", options.checkpoints, "', save_every ", options.save_every, ", keep_last ",
+      options.keep_last, ", resume ", static_cast<int>(options.resume), ", evaluate ",
+      options.evaluate != nullptr, ", evaluate_every ", options.evaluate_every, ", step_done ",
+      options.step_done != nullptr, ", scale_changed ", options.scale_changed != nullptr,
+      ", stop.every ", options.stop.every);
 }
 
 std::shared_ptr<Communicator> whole_mesh(const MeshPtr& mesh) {
@@ -358,6 +360,8 @@ class Trainer::Run {
       optimizer_waits = parts_.optimizer.no_sync();
     }
     if (!is_last && options_.sync != nullptr) sync_waits.emplace(*options_.sync);
+    std::optional<FullyShardNoSync> units_wait;
+    if (!is_last && options_.fully_shard_no_sync) units_wait.emplace(parts_.mesh, where_);
     const std::optional<at::Tensor> value = loss(batch);
     if (!value.has_value()) return std::nullopt;
     if (!value->defined() || value->numel() != 1) {

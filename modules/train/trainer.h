@@ -109,6 +109,9 @@ struct TrainerOptions {
   std::function<void(double factor)> scale_changed = {};
   // That of distributed_data_parallel(): it waits for the last batch of a step.
   GradSync* sync = nullptr;
+  // Gradients of fully_shard()'s units wait for the last batch of a step, too (FullyShardNoSync): whole
+  // ones meanwhile, which take memory as in a model that is not sharded.
+  bool fully_shard_no_sync = false;
 
   // A directory ("": nothing is saved), which gets a checkpoint at the end of a run and, beside training,
   // every so many steps if that is above 0.

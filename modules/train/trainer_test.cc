@@ -160,7 +160,10 @@ TEST(TrainerTest, StepsAreThoseOfALoopByHand) {
   const Schedule schedule = Schedule::cosine(6).warmup(2).floor(0.1);
   std::vector<double> losses;
   const std::vector<at::Tensor> wanted = by_hand(6, 3, 0.5, schedule, &losses);
-  for (const Way way : {Way::kDdp, Way::kZero2, Way::kFsdp, Way::kTorchOptim, Way::kZeroOfTorch}) {
+  const std::vector<std::pair<Way, bool>> ways = {
+      {Way::kDdp, false}, {Way::kZero2, false},      {Way::kFsdp, false},
+      {Way::kFsdp, true}, {Way::kTorchOptim, false}, {Way::kZeroOfTorch, false}};
+  for (const auto& [way, waits] : ways) {
     for (const std::vector<MeshDim>& dims :
          {std::vector<MeshDim>{{"dp", 1}}, {{"dp", 2}}, {{"dp", 3}}, {{"dp", 2}, {"more", 2}}}) {
       SCOPED_TRACE(::testing::Message() << static_cast<int>(way) << " " << dims[0].size);
@@ -171,6 +174,7 @@ TEST(TrainerTest, StepsAreThoseOfALoopByHand) {
                          .accumulate = 3,
                          .clip_norm = 0.5,
                          .schedule = schedule,
+                         .fully_shard_no_sync = waits,
                          .step_done = [&](const TrainerStep& done) {
                            EXPECT_EQ(done.step, std::ssize(got) + 1);
                            got.push_back(done.loss);
@@ -182,6 +186,9 @@ TEST(TrainerTest, StepsAreThoseOfALoopByHand) {
         ASSERT_EQ(got.size(), losses.size());
         for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], losses[i], 1e-5) << i;
         expect_close(trainee.weights(), wanted);
+        if (way == Way::kFsdp && dims[0].size > 1) {
+          EXPECT_EQ(fully_shard_counters(mesh).reduce_scatters, 6 * (waits ? 1 : 3));
+        }
       });
     }
   }

@@ -166,6 +166,73 @@ func TestFullyShard(t *testing.T) {
 	}
 }
 
+func TestFullyShardNoSync(t *testing.T) {
+	backward := func(w *sw.World, n *shardedNet, mesh *sw.Mesh, step int) error {
+		x := placed(counted(w, 7, 5).Mul(0.7).Add(float64(step)).Sin().To(sw.F32), mesh, sw.On{"dp": "S(0)"})
+		return n.Forward(x).Square().Sum().Backward()
+	}
+	gradient := func(n *shardedNet) ([]float64, error) {
+		grad, err := n.Head.Weight.Grad()
+		if err != nil {
+			return nil, err
+		}
+		return values(grad)
+	}
+	w := alone(t)
+	plain, err := newShardedNet(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for step := 0; step < 3; step++ {
+		if err := backward(w, plain, nil, step); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := gradient(plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, 2, func(w *sw.World) error {
+		mesh, err := w.ParseMesh("dp=2")
+		if err != nil {
+			return err
+		}
+		n, err := newShardedNet(w)
+		if err != nil {
+			return err
+		}
+		if err := mesh.FullyShardNoSync(func() error { return nil }); err == nil || !strings.Contains(err.Error(), "is fully sharded") {
+			return fmt.Errorf("a mesh of no units: %v", err)
+		}
+		if _, err := n.FullyShard(mesh, sw.SameEverywhere, sw.WithUnits("blocks.*")); err != nil {
+			return err
+		}
+		err = mesh.FullyShardNoSync(func() error {
+			for step := 0; step < 2; step++ {
+				if err := backward(w, n, mesh, step); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if err := backward(w, n, mesh, 2); err != nil {
+			return err
+		}
+		counters, err := mesh.FullyShardCounters()
+		if err != nil || counters.ReduceScatters != shardedBlocks+1 {
+			return fmt.Errorf("%+v, %v", counters, err)
+		}
+		got, err := gradient(n)
+		if err != nil || !within(got, want, 1e-3) {
+			return fmt.Errorf("%v, wanted %v: %v", got, want, err)
+		}
+		return nil
+	})
+}
+
 func TestReshard(t *testing.T) {
 	run(t, 2, func(w *sw.World) error {
 		mesh, err := w.ParseMesh("dp=2")

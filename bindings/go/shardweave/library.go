@@ -375,6 +375,23 @@ func (m *Mesh) Reshard() error {
 	return do(func(*rank) error { return c.MeshReshard(m.handle) }, m)
 }
 
+// FullyShardNoSync calls body, in which Backward leaves the gradients of fully sharded parameters as they are: sums that
+// are still to be reduced, whole on each rank, which take memory as in a model that is not sharded. The next Backward
+// outside sends them with its own, one reduce-scatter for a unit; FinishGradSync sends what is left, and [Optimizer.Step]
+// refuses it. What rests on the CPU (WithComputeDevice) is sent in each Backward, as without. Calls nest; all ranks have
+// them around the same backwards. It fails where nothing on the mesh is fully sharded.
+func (m *Mesh) FullyShardNoSync(body func() error) (err error) {
+	if body == nil {
+		return noBody()
+	}
+	scope, err := ask(func(*rank) (c.Scope, error) { return c.MeshFullyShardNoSync(m.handle) }, m)
+	if err != nil {
+		return err
+	}
+	defer m.rank.finallyOr(&err, func() { c.ScopeFree(scope) })
+	return body()
+}
+
 // FullyShardCounters is what fully sharded modules on a mesh did on this rank; the same on all ranks but for the bytes.
 type FullyShardCounters struct {
 	Gathers           int64 // of units

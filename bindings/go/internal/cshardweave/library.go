@@ -90,6 +90,12 @@ func ModuleFullyShard(m Module, mesh Mesh, source int64, o FullyShard) (table, j
 
 func MeshReshard(m Mesh) error { return result(C.swv_mesh_reshard(m)) }
 
+func MeshFullyShardNoSync(m Mesh) (Scope, error) {
+	var out Scope
+	err := result(C.swv_mesh_fully_shard_no_sync(m, &out))
+	return out, err
+}
+
 // MeshFullyShardCounters: gathers, prefetches, wrong prefetches, reduce-scatters, gathered bytes, the most of these.
 func MeshFullyShardCounters(m Mesh) ([6]int64, error) {
 	var out [6]int64

@@ -2168,6 +2168,14 @@ extern "C" {
     #[doc = " Empties what is whole, of all units of the mesh: what evaluation used last stays so until the next\n is touched. A graph that is still to go backward gathers again. Sends nothing, but waits for what\n is under way."]
     pub fn swv_mesh_reshard(mesh: *mut swv_mesh) -> *mut swv_status;
 }
+extern "C" {
+    #[must_use]
+    #[doc = " Until the scope is freed, backward leaves the gradients of parameters in units of the mesh as they\n are: sums that are still to be reduced, whole on each rank, which take memory as in a model that is\n not sharded. The next backward that runs without such a scope sends them with its own, one\n reduce-scatter for a unit; swv_module_finish_grad_sync sends what is left, and swv_optimizer_step\n refuses it. A parameter that had its gradient before has it reduced in each backward, as without;\n so has what rests on the CPU (compute_device). Scopes nest and end in any order; all ranks have them\n around the same backwards. SWV_CODE_FAILED_PRECONDITION if nothing on the mesh is fully sharded."]
+    pub fn swv_mesh_fully_shard_no_sync(
+        mesh: *const swv_mesh,
+        out_scope: *mut *mut swv_scope,
+    ) -> *mut swv_status;
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_fully_shard_counters {

@@ -254,7 +254,8 @@ impl GradSync {
     }
 }
 
-/// See [`GradSync::no_sync`] and [`Optimizer::no_sync`](crate::Optimizer::no_sync).
+/// See [`GradSync::no_sync`], [`Optimizer::no_sync`](crate::Optimizer::no_sync) and
+/// [`Mesh::fully_shard_no_sync`](crate::Mesh::fully_shard_no_sync).
 #[must_use = "backward sends nothing until this ends"]
 pub struct NoSync<'a> {
     _scope: Scope,

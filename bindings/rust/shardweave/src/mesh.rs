@@ -7,6 +7,7 @@ use crate::comm::{widened, Comm};
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
 use crate::fully_shard::FullyShardCounters;
+use crate::grad_sync::NoSync;
 use crate::source::Traced;
 
 handle! {
@@ -399,6 +400,39 @@ impl Mesh {
     /// so until another unit is touched. Sends nothing, but waits for what is under way.
     pub fn reshard(&self) -> Result<()> {
         call!(swv_mesh_reshard(self.as_ptr()))
+    }
+
+    /// While it lives, backward leaves the gradients of fully sharded parameters as they are: sums
+    /// that are still to be reduced, whole on each rank, which take memory as in a model that is not
+    /// sharded. The next backward that runs without one sends them with its own, one reduce-scatter
+    /// for a unit; [`Module::finish_grad_sync`](crate::Module::finish_grad_sync) sends what is left,
+    /// and [`Optimizer::step`](crate::Optimizer::step) refuses it. What rests on the CPU
+    /// (`compute_device`) is sent in each backward, as without. All ranks have it around the same
+    /// backwards. Fails where nothing on the mesh is fully sharded.
+    ///
+    /// ```
+    /// use shardweave::{nn, FullyShardOptions, Module, Placement::*, Tensor, World};
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("dp", 2)])?;
+    ///     let net = nn::Linear::new(3, 2)?;
+    ///     net.fully_shard(&mesh, &FullyShardOptions::new())?;
+    ///     let backward = || -> shardweave::Result<()> {
+    ///         let x = Tensor::ones(&[4, 3])?.distribute(&mesh, [("dp", Shard(0))])?;
+    ///         net.forward(&x)?.sum()?.backward()
+    ///     };
+    ///     for _ in 0..3 {
+    ///         let _held = mesh.fully_shard_no_sync()?; // nothing is sent
+    ///         backward()?;
+    ///     }
+    ///     backward()?; // the sum of all four
+    ///     assert_eq!(mesh.fully_shard_counters()?.reduce_scatters, 1);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn fully_shard_no_sync(&self) -> Result<NoSync<'_>> {
+        let scope = create!(swv_mesh_fully_shard_no_sync(self.as_ptr()))?;
+        Ok(NoSync::until_the_end_of(Scope::from_handle(scope)))
     }
 
     /// Records what tensors of this mesh send from now on.

@@ -150,6 +150,45 @@ fn a_forward_in_rust_trains_as_on_one_rank() {
 }
 
 #[test]
+fn backwards_that_send_nothing_are_summed_up() {
+    let gradient = |mesh: Option<&Mesh>, net: &Net, held: usize| -> Result<Vec<f32>> {
+        for step in 0..3 {
+            let _scope = match mesh {
+                Some(mesh) if step < held => Some(mesh.fully_shard_no_sync()?),
+                _ => None,
+            };
+            let mut x = numbers(&[7, 5], step as f32)?;
+            if let Some(mesh) = mesh {
+                x = x.distribute(mesh, [("dp", Shard(0))])?;
+            }
+            net.forward(&x)?.square()?.sum()?.backward()?;
+        }
+        net.finish_grad_sync()?;
+        let grad = net.head.weight.grad()?.expect("it has a gradient");
+        if mesh.is_some() { grad.full_tensor() } else { Ok(grad) }?.to_vec::<f32>()
+    };
+    let wanted = World::threads(1).run(|_| gradient(None, &Net::new()?, 0)).unwrap().remove(0);
+    for held in [0, 2, 3] {
+        World::threads(2)
+            .run(|world| {
+                let mesh = world.device_mesh(&[("dp", 2)])?;
+                let error = mesh.fully_shard_no_sync().unwrap_err();
+                assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+                let net = Net::new()?;
+                net.fully_shard(&mesh, &FullyShardOptions::new().unit("blocks.*"))?;
+                let got = gradient(Some(&mesh), &net, held)?;
+                for (got, wanted) in got.iter().zip(&wanted) {
+                    assert!((got - wanted).abs() <= 1e-4 * wanted.abs().max(1.0), "{got} {wanted}");
+                }
+                let sent = if held == 0 { 3 } else { 1 } * (BLOCKS + 1);
+                assert_eq!(mesh.fully_shard_counters()?.reduce_scatters, sent);
+                Ok(())
+            })
+            .unwrap();
+    }
+}
+
+#[test]
 fn what_evaluation_leaves_is_emptied() {
     World::threads(2)
         .run(|world| {
