@@ -302,7 +302,7 @@ TEST_F(BadInputTest, StridesOfDlpackThatLibTorchDoesNotHave) {
   };
   for (auto c : cases) {
     SCOPED_TRACE(c.wanted == nullptr ? "right" : c.wanted);
-    float data[6] = {};
+    float data[7] = {0, 1, 2, 3, 4, 5, 6};
     bool is_deleted = false;
     DLManagedTensorVersioned managed = {};
     managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
@@ -310,12 +310,20 @@ TEST_F(BadInputTest, StridesOfDlpackThatLibTorchDoesNotHave) {
     managed.deleter = [](DLManagedTensorVersioned* self) {
       *static_cast<bool*>(self->manager_ctx) = true;
     };
-    managed.dl_tensor = {data, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, c.shape, c.strides, 0};
+    managed.dl_tensor = {data, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, c.shape, c.strides, 4};
     swv_tensor* tensor = nullptr;
     swv_status* const status = swv_tensor_from_dlpack(&managed, nullptr, &tensor);
     if (c.wanted == nullptr) {
       expect_ok(status);
+      float got[6] = {};
+      expect_ok(swv_tensor_copy_to_host(tensor, got, 4 * c.shape[0] * c.shape[1]));
+      if (c.shape[0] != 0) {
+        EXPECT_EQ(got[0], 1);  // behind the offset
+        EXPECT_EQ(got[5], 1 + c.strides[0] + 2 * c.strides[1]);
+      }
       swv_tensor_free(tensor);
+      EXPECT_EQ(managed.dl_tensor.data, data);
+      EXPECT_EQ(managed.dl_tensor.byte_offset, 4);
     } else {
       expect_fails(status, SWV_CODE_INVALID_ARGUMENT, c.wanted);
     }
@@ -364,7 +372,8 @@ TEST_F(BadInputTest, TensorsWithoutMemory) {
 }
 
 TEST_F(BadInputTest, MessagesOfHostsAreUtf8) {
-  swv_status* const status = swv_status_new(SWV_CODE_INTERNAL, "caf\xe9 \xff\xc3\xa9");
+  swv_status* const status = swv_status_new_of_rank(SWV_CODE_INTERNAL, "caf\xe9 \xff\xc3\xa9", 3);
+  EXPECT_EQ(swv_status_rank(status), 3);
   EXPECT_STREQ(swv_status_message(status), "caf\\xe9 \\xff\xc3\xa9");
   swv_status_free(status);
 }

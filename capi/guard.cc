@@ -1,5 +1,6 @@
 #include "shardweave/capi/guard.h"
 
+#include <algorithm>
 #include <new>
 
 #include "c10/util/Exception.h"
@@ -114,10 +115,15 @@ swv_status* status_of_exception(const char* function) noexcept {
 using shardweave::capi::make;
 
 swv_status* swv_status_new(swv_code code, const char* message) {
+  return swv_status_new_of_rank(code, message, -1);
+}
+
+swv_status* swv_status_new_of_rank(swv_code code, const char* message, int32_t rank) {
   try {
     const bool known = code > SWV_CODE_OK && code <= SWV_CODE_UNAUTHENTICATED;
     return make<swv_status>(known ? code : swv_code{SWV_CODE_UNKNOWN},
-                            shardweave::capi::as_utf8(message == nullptr ? "" : message));
+                            shardweave::capi::as_utf8(message == nullptr ? "" : message),
+                            std::max(rank, -1));
   } catch (...) {
     return shardweave::capi::out_of_memory();
   }

@@ -14,6 +14,7 @@
 #include "ATen/ops/_local_scalar_dense.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/values.h"
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/observe/explain.h"
 
@@ -231,8 +232,8 @@ void mend(const GivenArguments& given) {
   const absl::Status status = absl_status_of_exception();
   const std::string name = c10::toString(overload.handle.operator_name());
   const std::string message(status.message());
-  if (message.starts_with(name)) fail(status.code(), message);
-  fail(status.code(), str_cat(name, ": ", message));
+  if (message.starts_with(name)) throw Failure(status);
+  throw Failure(retold(status, str_cat(name, ": ", message)));
 }
 
 [[gnu::hot]] void call(const swv_op* handle, swv_grad_mode mode, const GivenArguments& given,

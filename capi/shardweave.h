@@ -203,6 +203,9 @@ enum {
 /* An error of the caller's own, to be returned from a callback. `message` may be NULL. Never
  * NULL. */
 SWV_API SWV_MUST_USE swv_status* swv_status_new(swv_code code, const char* message);
+/* The same of an error that is a rank's, as swv_status_rank says; -1: not known. */
+SWV_API SWV_MUST_USE swv_status* swv_status_new_of_rank(swv_code code, const char* message,
+                                                        int32_t rank);
 /* SWV_CODE_OK for NULL. */
 SWV_API swv_code swv_status_code(const swv_status* status);
 /* Lives as long as the status; "" for NULL. */
@@ -244,7 +247,9 @@ typedef void (*swv_log_fn)(void* user_data, const char* message);
  * thread is in it any more. Any thread, at any time. It belongs to the process, as stderr does, and
  * not to a world: there is something to say before a world is there (who does not come), after it
  * is gone (a handle that was freed twice), and by LibTorch, which knows no worlds. log NULL: to
- * stderr, with "shardweave: " before it, as without this call. drop may be NULL. */
+ * stderr, with "shardweave: " before it, as without this call; warnings (a weight that is gathered, an
+ * operator without a rule) then as LibTorch writes its own. What LibTorch's TCP store says of a
+ * server that is gone goes to stderr in any case. drop may be NULL. */
 SWV_API SWV_MUST_USE swv_status* swv_set_log(swv_log_fn log, void* user_data,
                                              void (*drop)(void* user_data));
 

@@ -223,4 +223,78 @@ TEST(SwitchesTest, SecondHandles) {
   swv_world_free(world);
 }
 
+struct RanksHeard {
+  int32_t of_operator = -7, of_function = -7;
+};
+struct Sum {
+  swv_op* add;
+  const swv_tensor* other;
+};
+swv_status* add_in_function(void* user_data, const swv_function_call* call) {
+  const Sum& sum = *static_cast<Sum*>(user_data);
+  const swv_value values[] = {swv_value_tensor(const_cast<swv_tensor*>(call->inputs[0])),
+                              swv_value_tensor(const_cast<swv_tensor*>(sum.other))};
+  swv_value result = SWV_NONE;
+  swv_status* const status = swv_op_call(sum.add, call->mode, values, 2, &result, 1, nullptr);
+  if (status == nullptr) call->outputs[0] = result.as.tensor;
+  return status;
+}
+swv_status* second_aborts(void* user_data, swv_world* world) {
+  RanksHeard& heard = *static_cast<RanksHeard*>(user_data);
+  int32_t rank = -1;
+  swv_comm* comm = nullptr;
+  swv_mesh* mesh = nullptr;
+  CHECK_OK(swv_world_rank(world, &rank));
+  CHECK_OK(swv_world_comm(world, &comm));
+  CHECK_OK(swv_mesh_parse(world, "dp=2", &mesh));
+  if (rank == 1) {
+    CHECK_OK(swv_comm_abort(comm, "enough"));
+    swv_mesh_free(mesh);
+    swv_comm_free(comm);
+    return nullptr;
+  }
+  swv_layout *rows = nullptr, *columns = nullptr;
+  swv_tensor *x = nullptr, *y = nullptr, *out = nullptr;
+  swv_op* add = nullptr;
+  const int64_t sizes[] = {4, 4};
+  CHECK_OK(swv_layout_parse("[S(0)]", &rows));
+  CHECK_OK(swv_layout_parse("[S(1)]", &columns));
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  options.mesh = mesh;
+  options.layout = rows;
+  CHECK_OK(swv_tensor_ones(sizes, 2, &options, &x));
+  options.layout = columns;
+  CHECK_OK(swv_tensor_ones(sizes, 2, &options, &y));
+  CHECK_OK(swv_op_find("aten::add.Tensor", &add));
+  const swv_value values[] = {swv_value_tensor(x), swv_value_tensor(y)};
+  swv_value result = SWV_NONE;
+  swv_status* status = swv_op_call(add, SWV_MODE_NO_GRAD, values, 2, &result, 1, nullptr);
+  EXPECT_EQ(swv_status_code(status), SWV_CODE_ABORTED) << swv_status_message(status);
+  heard.of_operator = swv_status_rank(status);
+  swv_status_free(status);
+
+  Sum sum{add, y};
+  swv_function function = SWV_FUNCTION_INIT;
+  function.user_data = &sum;
+  function.forward = add_in_function;
+  const swv_tensor* const inputs[] = {x};
+  status = swv_function_apply(&function, SWV_MODE_NO_GRAD, inputs, 1, &out, 1);
+  EXPECT_EQ(swv_status_code(status), SWV_CODE_ABORTED) << swv_status_message(status);
+  heard.of_function = swv_status_rank(status);
+  swv_status_free(status);
+  swv_op_free(add);
+  for (swv_tensor* tensor : {x, y}) swv_tensor_free(tensor);
+  for (swv_layout* layout : {rows, columns}) swv_layout_free(layout);
+  swv_mesh_free(mesh);
+  swv_comm_free(comm);
+  return nullptr;
+}
+
+TEST(SwitchesTest, RanksOfErrorsOfOperatorsAndFunctions) {
+  RanksHeard heard;
+  CHECK_OK(swv_run_ranks(2, second_aborts, &heard, nullptr));
+  EXPECT_EQ(heard.of_operator, 1);
+  EXPECT_EQ(heard.of_function, 1);
+}
+
 }  // namespace

@@ -163,8 +163,13 @@ swv_tensor* from_data(const void* data, size_t num_bytes, const int64_t* given, 
 
 struct DlpackDeleter {
   void operator()(DLManagedTensorVersioned* managed) const {
+    managed->dl_tensor.data = data;
+    managed->dl_tensor.byte_offset = byte_offset;
     if (managed->deleter != nullptr) managed->deleter(managed);
   }
+  // As they came: its owner frees what it knows.
+  void* data;
+  uint64_t byte_offset;
 };
 
 // Strides that LibTorch has: it ends the process over others.
@@ -191,7 +196,8 @@ void check_strides(const DLTensor& t, at::IntArrayRef shape) {
 swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, const void* stream,
                         swv_tensor** out_tensor) {
   if (managed == nullptr) fail_null("managed");
-  std::unique_ptr<DLManagedTensorVersioned, DlpackDeleter> owned(managed);
+  std::unique_ptr<DLManagedTensorVersioned, DlpackDeleter> owned(
+      managed, {managed->dl_tensor.data, managed->dl_tensor.byte_offset});
   out(out_tensor, "out_tensor");
   if (managed->version.major != DLPACK_MAJOR_VERSION) {
     fail_argument("managed",
@@ -220,8 +226,12 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, const void* stream,
          "argument 'managed' is read-only; a tensor may be written to");
   }
   const MadeAtOnce values;
+  // LibTorch takes memory that begins where it says.
+  if (t.data != nullptr) managed->dl_tensor.data = static_cast<char*>(t.data) + t.byte_offset;
+  managed->dl_tensor.byte_offset = 0;
   // The deleter runs with the storage, or here if this fails.
-  const std::shared_ptr<DLManagedTensorVersioned> keeper(owned.release(), DlpackDeleter());
+  const DlpackDeleter deleter = owned.get_deleter();
+  const std::shared_ptr<DLManagedTensorVersioned> keeper(owned.release(), deleter);
   return new_tensor(at::fromDLPackVersioned(managed, [keeper](void*) {}), "the tensor");
 }
 

@@ -128,9 +128,11 @@ std::string hidden_difference(const CallSignature& a, const CallSignature& b) {
     return str_cat(": these are number ", a.sequence, " and ", b.sequence);
   }
   if (a.counts_hash != b.counts_hash) return ": the counts per rank differ";
-  return ": these are about different things. The ranks have gone apart before: one has called a "
-         "collective function that the others have not (item() in a branch for one rank, say), or "
-         "an operator, shape, number or random seed was not the same on all ranks";
+  return ": these are about different things: what they move differs in its shape or layout, or in "
+         "what it was computed from. An argument, operator, shape, layout, number or random seed "
+         "was "
+         "not the same on all ranks, here or before; or one has called a collective function that "
+         "the others have not (item() in a branch for one rank, say)";
 }
 
 absl::Status check_same_call(std::string_view group, absl::Span<const CallSignature> by_rank) {

@@ -198,6 +198,7 @@ TEST(CallTest, FingerprintsAreComparedWhereBothSidesHaveOne) {
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(status.message().find("rank 2 called"), std::string::npos) << status;
   EXPECT_NE(status.message().find("about different things"), std::string::npos) << status;
+  EXPECT_NE(status.message().find("differs in its shape or layout"), std::string::npos) << status;
 }
 
 TEST(CallTest, IsDescribedInOneLine) {

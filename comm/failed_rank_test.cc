@@ -1,7 +1,10 @@
 #include "shardweave/comm/failed_rank.h"
 
+#include <atomic>
+#include <optional>
 #include <string>
 
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "shardweave/comm/world.h"
 
@@ -44,6 +47,27 @@ TEST(FailedRankTest, OfWhoAborts) {
   }).IgnoreError();
   EXPECT_EQ(heard[0], 1);
   EXPECT_EQ(heard[1], 1);
+}
+
+TEST(FailedRankTest, OfWhoIsLate) {
+  for (const bool by_message : {false, true}) {
+    std::optional<int> heard[2];
+    std::atomic<bool> is_over{false};
+    run_ranks(2, [&](World& world) -> absl::Status {
+      Communicator& comm = *world.comm();
+      while (world.rank() == 1 && !is_over) absl::SleepFor(absl::Milliseconds(1));
+      const CallOptions options{.timeout = absl::Milliseconds(50)};
+      float x = 0;
+      const bool receives = by_message && world.rank() == 0;
+      heard[world.rank()] =
+          failed_rank(receives ? comm.recv(Buffer::of(&x, 1), 1, 0, options).wait()
+                               : comm.barrier(options).wait());
+      is_over = true;
+      return absl::OkStatus();
+    }).IgnoreError();
+    EXPECT_EQ(heard[0], 1) << by_message;
+    EXPECT_EQ(heard[1], 1) << by_message;
+  }
 }
 
 TEST(FailedRankTest, OfWhoLeaves) {

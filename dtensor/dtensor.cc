@@ -189,14 +189,14 @@ variable_list FromLocal::backward(AutogradContext* ctx, variable_list grads) {
           at::Tensor()};
 }
 
-// Every rank learns all local shapes, so that a misfit is the same error everywhere.
+// Every rank learns all local shapes and dtypes, so that a misfit is the same error everywhere.
 FittedLayout gather_global_shape(MeshContext& context, const Layout& layout,
                                  const at::Tensor& local, std::source_location where) {
   std::vector<int> all_dims;
   for (int m = 0; m < context.mesh().ndim(); ++m) all_dims.push_back(m);
   Communicator& comm = context.communicator(all_dims);
   constexpr int64_t kMaxDims = 32;
-  std::vector<int64_t> mine(kMaxDims + 1, 0);
+  std::vector<int64_t> mine(kMaxDims + 2, 0);  // the number of dimensions, these, the dtype
   if (local.dim() > kMaxDims) {
     throw Error("from_local",
                 absl::InvalidArgumentError(absl::StrCat("the local tensor has ", local.dim(),
@@ -204,10 +204,11 @@ FittedLayout gather_global_shape(MeshContext& context, const Layout& layout,
   }
   mine[0] = local.dim();
   for (int64_t d = 0; d < local.dim(); ++d) mine[d + 1] = local.size(d);
+  mine.back() = static_cast<int64_t>(local.scalar_type());
   std::vector<int64_t> everyones(mine.size() * comm.size());
   const CollectiveSpan span(context, {.name = "from_local", .where = where}, [&]() -> Sending {
     const int64_t bytes = (comm.size() - 1) * static_cast<int64_t>(mine.size() * sizeof(int64_t));
-    static constexpr std::array<int64_t, 1> kShape = {kMaxDims + 1};
+    static constexpr std::array<int64_t, 1> kShape = {kMaxDims + 2};
     return {"all_gather", all_dims, bytes, at::kLong, kShape, Layout(), Layout()};
   });
   throw_if_error(comm.all_gather(Buffer::of(mine.data(), mine.size()),
@@ -218,6 +219,13 @@ FittedLayout gather_global_shape(MeshContext& context, const Layout& layout,
   for (int r = 0; r < comm.size(); ++r) {
     const int64_t* shape = &everyones[r * mine.size()];
     shapes.emplace_back(shape + 1, shape + 1 + shape[0]);
+    const auto dtype_of = [&](int rank) {
+      return static_cast<at::ScalarType>(everyones[(rank + 1) * mine.size() - 1]);
+    };
+    if (dtype_of(r) == dtype_of(0)) continue;
+    throw Error("from_local", absl::InvalidArgumentError(absl::StrCat(
+                                  "the local tensor is ", c10::toString(dtype_of(0)),
+                                  " on rank 0 and ", c10::toString(dtype_of(r)), " on rank ", r)));
   }
   // Of the first rank's dimensions, on all ranks.
   return value_or_throw(fit_local_shapes(

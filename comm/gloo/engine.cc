@@ -802,11 +802,12 @@ void Engine::say_late(Operation& operation, absl::Duration patience) {
 
 absl::Status Engine::timeout_of(const Operation& operation) const {
   std::vector<std::string> missing, deaf;
-  bool is_one_absent = false;
+  int absent = -1, slow = -1;  // the first of each
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (operation.awaited[peer]) missing.push_back(name_peer(peer));
-    if (is_absent(operation, peer)) is_one_absent = true;
     if (is_deaf(operation, peer)) deaf.push_back(name_peer(peer));
+    if (absent < 0 && is_absent(operation, peer)) absent = peer;
+    if (slow < 0 && (operation.awaited[peer] || is_deaf(operation, peer))) slow = peer;
   }
   std::string text = "the deadline has passed";
   if (!missing.empty()) {
@@ -815,8 +816,11 @@ absl::Status Engine::timeout_of(const Operation& operation) const {
   if (!deaf.empty()) {
     str_append(&text, "; what was sent was not taken by ", absl::StrJoin(deaf, ", "));
   }
-  if (is_one_absent) str_append(&text, "; ", wanted_of_others(wait_of(operation)));
-  return absl::DeadlineExceededError(text);
+  if (absent >= 0) str_append(&text, "; ", wanted_of_others(wait_of(operation)));
+  // Who has not called it, before who is only slow: the others hear of the same one.
+  const int failed = absent >= 0 ? absent : slow;
+  const absl::Status status = absl::DeadlineExceededError(text);
+  return failed < 0 ? status : of_rank(status, group_.world_ranks[failed]);
 }
 
 std::string Engine::name_of(const Operation& operation) const {

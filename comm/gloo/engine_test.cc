@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
+#include "shardweave/comm/failed_rank.h"
 
 namespace shardweave::gloo_internal {
 namespace {
@@ -437,12 +438,16 @@ TEST(EngineTest, ARankThatWasStoppedDoesNotBlameTheOthers) {
   Pair pair;
   std::vector<float> mine(kMuch / 4), theirs(kMuch / 4);
   const auto sending = pair.zero.send(mine, 1);
-  expect_error(pair.zero.wait(sending, in(milliseconds(20))), absl::StatusCode::kDeadlineExceeded,
+  const absl::Status here = pair.zero.wait(sending, in(milliseconds(20)));
+  expect_error(here, absl::StatusCode::kDeadlineExceeded,
                {"nothing came from rank 1 (world rank 7)"});
+  EXPECT_EQ(failed_rank(here), 7);
   pair.zero.engine.reset();
   const auto late = pair.one.recv(theirs, 5);
-  expect_error(pair.one.wait(late, Clock::now()), absl::StatusCode::kDeadlineExceeded,
+  const absl::Status told = pair.one.wait(late, Clock::now());
+  expect_error(told, absl::StatusCode::kDeadlineExceeded,
                {"rank 0 (world rank 4) gave up", "nothing came from rank 1 (world rank 7)"});
+  EXPECT_EQ(failed_rank(told), 7);
 }
 
 TEST(EngineTest, ARankThatLeavesInTheMiddleSaysSo) {

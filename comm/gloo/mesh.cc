@@ -23,6 +23,7 @@
 #include <fstream>
 #include <future>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <system_error>
 #include <thread>
@@ -30,7 +31,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/log.h"
 #include "shardweave/comm/str_cat.h"
 
@@ -89,6 +92,17 @@ class Exchange {
         deadline_(deadline),
         begin_(Clock::now()) {}
 
+  // Before the store is asked: it may have gone with a rank that is gone, of which LibTorch tells stderr at
+  // length.
+  absl::Status begin() {
+    std::vector<int> all(static_cast<size_t>(group_.size()));
+    std::iota(all.begin(), all.end(), 0);
+    const absl::Status reason =
+        options_.watch ? options_.watch([&] { return all; }) : absl::OkStatus();
+    if (!reason.ok()) told_ = true;  // the others watch too
+    return reason;
+  }
+
   // Puts this rank's value, waits for those of all.
   absl::StatusOr<std::vector<std::string>> all(std::string_view name, std::string_view mine) {
     const std::string my_key = key(name, group_.rank);
@@ -110,18 +124,18 @@ class Exchange {
   absl::Status look(const ConnectOptions::Missing& missing) {
     const std::string error_key = str_cat(prefix_, "/error");
     if (store_.check({error_key}).value_or(false)) {
-      // "9 the words": a status code, a blank, the message.
+      // "9 2 the words": a status code, the world rank that failed, the message.
       const absl::StatusOr<std::string> error = store_.get(error_key, absl::ZeroDuration());
       told_ = true;
       if (!error.ok()) return error.status();
-      const size_t blank = std::min(error->find(' '), error->size());
-      int code = 0;  // which would be no error
-      if (!absl::SimpleAtoi(error->substr(0, blank), &code) || code == 0) {
+      const std::vector<std::string> parts = absl::StrSplit(*error, absl::MaxSplits(' ', 2));
+      int code = 0, rank = 0;  // a code that would be no error
+      if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &code) || code == 0 ||
+          !absl::SimpleAtoi(parts[1], &rank)) {
         return absl::UnknownError(
             str_cat(error_key, " of ", store_.describe(), " is '", *error, "'"));
       }
-      return absl::Status(static_cast<absl::StatusCode>(code),
-                          error->substr(std::min(blank + 1, error->size())));
+      return of_rank(absl::Status(static_cast<absl::StatusCode>(code), parts[2]), rank);
     }
     const absl::Status reason = options_.watch ? options_.watch(missing) : absl::OkStatus();
     if (!reason.ok()) told_ = true;  // the others watch too
@@ -139,11 +153,13 @@ class Exchange {
   // This rank cannot go on: so nobody can.
   absl::Status fail(const absl::Status& why) {
     if (told_) return why;
-    const absl::Status error(why.code(),
-                             str_cat(name_rank(group_, group_.rank), ": ", why.message()));
+    const absl::Status error =
+        retold(why, str_cat(name_rank(group_, group_.rank), ": ", why.message()));
+    // To the others it is this rank's failure, unless it is another's.
+    const int64_t failed = failed_rank(error).value_or(group_.world_ranks[group_.rank]);
     store_
         .set(str_cat(prefix_, "/error"),
-             str_cat(static_cast<int>(error.code()), " ", error.message()))
+             str_cat(static_cast<int>(error.code()), " ", failed, " ", error.message()))
         .IgnoreError();
     return error;
   }
@@ -178,9 +194,11 @@ class Exchange {
       }
       if (late) {
         told_ = true;  // the others wait for the same ones
-        return absl::DeadlineExceededError(str_cat(name_ranks(group_, missing()),
-                                                   " did not come to connect: nothing of them in ",
-                                                   store_.describe()));
+        const std::vector<int> absent = missing();
+        const absl::Status error = absl::DeadlineExceededError(
+            str_cat(name_ranks(group_, absent), " did not come to connect: nothing of them in ",
+                    store_.describe()));
+        return absent.empty() ? error : of_rank(error, group_.world_ranks[absent.front()]);
       }
       say_after_patience(missing);
       std::this_thread::sleep_for(absl::ToChronoMicroseconds(std::min(pause, left)));
@@ -318,7 +336,9 @@ absl::Status greet(const std::vector<UniqueFd>& sockets, const GroupInfo& group,
       if (::poll(&ready, 1, static_cast<int>(left)) == 0) {
         if (absl::Status status = exchange.look(nobody); !status.ok()) return status;
         if (milliseconds_left(deadline) == 0) {
-          return absl::DeadlineExceededError(str_cat(name_rank(group, peer), " did not greet"));
+          return of_rank(
+              absl::DeadlineExceededError(str_cat(name_rank(group, peer), " did not greet")),
+              group.world_ranks[peer]);
         }
         exchange.say_after_patience([&] { return std::vector<int>{peer}; });
         continue;
@@ -327,7 +347,9 @@ absl::Status greet(const std::vector<UniqueFd>& sockets, const GroupInfo& group,
                                  sizeof(theirs) - have, MSG_DONTWAIT);
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
       if (got <= 0) {
-        return absl::UnavailableError(str_cat(name_rank(group, peer), " closed its connection"));
+        return of_rank(
+            absl::UnavailableError(str_cat(name_rank(group, peer), " closed its connection")),
+            group.world_ranks[peer]);
       }
       have += got;
     }
@@ -442,6 +464,7 @@ class Pairs {
 absl::StatusOr<std::vector<Channel>> connect(Exchange& exchange, const GroupInfo& group,
                                              const ConnectOptions& options, Deadline deadline) {
   const int size = group.size();
+  if (absl::Status status = exchange.begin(); !status.ok()) return status;
   const absl::StatusOr<std::vector<std::string>> hosts = exchange.all(
       "host", str_cat(options.build, "\n", options.host.empty() ? host_identity() : options.host));
   if (!hosts.ok()) return hosts.status();
@@ -551,8 +574,8 @@ absl::StatusOr<std::vector<Channel>> connect_mesh(Store& store, std::string_view
     return channels;
   }
   const absl::Status told = exchange.fail(channels.status());
-  return absl::Status(told.code(), str_cat("connecting group '", group.name, "' (rank ", group.rank,
-                                           " of ", group.size(), ") over Gloo: ", told.message()));
+  return retold(told, str_cat("connecting group '", group.name, "' (rank ", group.rank, " of ",
+                              group.size(), ") over Gloo: ", told.message()));
 }
 
 }  // namespace shardweave::gloo_internal

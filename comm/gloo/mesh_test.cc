@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/store/in_process_store.h"
 
 namespace shardweave::gloo_internal {
@@ -197,7 +198,18 @@ TEST(ConnectMeshTest, StopsWhenTheWatchKnowsBetter) {
   expect_everywhere(results, absl::StatusCode::kDataLoss, {"it will not come"});
 }
 
-// What stands there is a code and words; a key that somebody else has written is no "all is well".
+TEST(ConnectMeshTest, ErrorsSayWhichRankFailed) {
+  const std::vector<absl::Status> watched = connect_all(2, [](int) {
+    return ConnectOptions{
+        .watch = [](const auto&) { return of_rank(absl::UnavailableError("it has left"), 5); }};
+  });
+  for (const absl::Status& status : watched) EXPECT_EQ(failed_rank(status), 5) << status;
+  const std::vector<absl::Status> told = connect_all(
+      3, [](int rank) { return ConnectOptions{.interface = rank == 1 ? "abacus7" : "lo"}; });
+  for (const int rank : {0, 2}) EXPECT_EQ(failed_rank(told[rank]), 1) << told[rank];
+}
+
+// What stands there is a code, a rank and words; a key that somebody else has written is no "all is well".
 TEST(ConnectMeshTest, AnErrorThatIsNoStatusIsOne) {
   for (const std::string written : {"", "out of memory", "0 all is well"}) {
     const auto store = make_in_process_store();

@@ -132,8 +132,9 @@ absl::Status Mailboxes::wait(int rank, uint64_t ticket, Deadline deadline, Patie
                     .call = post.signature,
                     .message_tag = post.message_tag};
     if (!patience.has_ended(deadline)) {
-      group_.fail(absl::DeadlineExceededError(
-          str_cat(waited(), " until the deadline; ", wanted_of_others(wait))));
+      group_.fail(of_rank(absl::DeadlineExceededError(
+                              str_cat(waited(), " until the deadline; ", wanted_of_others(wait))),
+                          group_.world_ranks()[peer]));
     } else if (post.said.exchange(ticket) != ticket) {
       say_late(wait, patience.time(), {peer});
     }

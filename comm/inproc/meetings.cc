@@ -116,7 +116,7 @@ absl::Status Meetings::wait(int rank, uint64_t sequence, Deadline deadline, Pati
     if (waits_for_the_gone(slot, sequence)) {
       const std::vector<int> gone = absent(sequence, true);
       group_.fail(
-          of_rank(absl::UnavailableError(str_cat(waits_for(rank, sequence, true), ", which ",
+          of_rank(absl::UnavailableError(str_cat(waits_for(rank, sequence, gone), ", which ",
                                                  gone.size() == 1 ? "has" : "have", " left")),
                   group_.world_ranks()[gone.front()]));
       continue;
@@ -134,12 +134,13 @@ absl::Status Meetings::wait(int rank, uint64_t sequence, Deadline deadline, Pati
     if (ready) continue;
     if (patience.has_ended(deadline)) {
       say_late(rank, sequence, patience.time());
-    } else if (all_arrived(slot, sequence)) {
+    } else if (const std::vector<int> late = absent(sequence, false); late.empty()) {
       deadline = Deadline::max();  // what is left is work of threads that are awake
     } else {
-      group_.fail(absl::DeadlineExceededError(str_cat(waits_for(rank, sequence, false),
-                                                      " until the deadline; ",
-                                                      wanted_of_others(wait_of(rank, sequence)))));
+      group_.fail(of_rank(absl::DeadlineExceededError(
+                              str_cat(waits_for(rank, sequence, late), " until the deadline; ",
+                                      wanted_of_others(wait_of(rank, sequence)))),
+                          group_.world_ranks()[late.front()]));
     }
   }
   return absl::OkStatus();
@@ -200,9 +201,8 @@ void Meetings::say_late(int rank, uint64_t sequence, absl::Duration patience) {
   shardweave::say_late(wait_of(rank, sequence), patience, ranks);
 }
 
-std::string Meetings::waits_for(int rank, uint64_t sequence, bool have_left) const {
+std::string Meetings::waits_for(int rank, uint64_t sequence, const std::vector<int>& ranks) const {
   const Slot& slot = slots_[sequence % kSlots];
-  const std::vector<int> ranks = absent(sequence, have_left);
   std::vector<int64_t> world_ranks;
   for (int r : ranks) world_ranks.push_back(group_.world_ranks()[r]);
   return str_cat(to_string(slot.places[rank].call.signature), ", collective #", sequence,

@@ -71,8 +71,9 @@ class Meetings {
   void work(int rank, Slot& slot, uint64_t sequence);
   void finish(Slot& slot, uint64_t sequence);
   // "all_reduce(f32[7], sum), collective #3 of group 'dp': rank 1 waited for rank 2 (world rank
-  // 5)": the ranks that have not arrived, or of these only those that have left.
-  std::string waits_for(int rank, uint64_t sequence, bool have_left) const;
+  // 5)".
+  std::string waits_for(int rank, uint64_t sequence, const std::vector<int>& ranks) const;
+  // The ranks that have not arrived, or of these only those that have left.
   std::vector<int> absent(uint64_t sequence, bool have_left) const;
   Wait wait_of(int rank, uint64_t sequence) const;
   // Once for each collective of a rank.

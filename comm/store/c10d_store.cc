@@ -6,6 +6,7 @@
 #include <chrono>
 #include <exception>
 #include <limits>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
@@ -129,8 +130,19 @@ class TcpStore : public C10dStore {
 
   template <typename Body>
   absl::Status call(Body body) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!lost_.ok()) return lost_;
+    }
     try {
       return body();
+    } catch (const c10::DistNetworkError& e) {
+      // LibTorch's client does not connect again, and says on stderr, with its stack, of each call that
+      // fails.
+      const std::lock_guard lock(mutex_);
+      lost_ = absl::UnavailableError(
+          absl::StrCat(describe(), ": ", first_line(e.what_without_backtrace())));
+      return lost_;
     } catch (const c10::Error& e) {
       return absl::UnavailableError(
           absl::StrCat(describe(), ": ", first_line(e.what_without_backtrace())));
@@ -140,6 +152,8 @@ class TcpStore : public C10dStore {
   }
 
   const c10::intrusive_ptr<c10d::TCPStore> store_;
+  std::mutex mutex_;
+  absl::Status lost_;  // why the connection is of no use any more
 };
 
 }  // namespace

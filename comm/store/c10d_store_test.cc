@@ -187,6 +187,11 @@ TEST(C10dStoreTest, CallsAfterTheServerHasGoneAreUnavailable) {
   const absl::Status status = client->get("k", absl::Seconds(5)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("TCP store 127.0.0.1"));
+  // LibTorch says on stderr, with its stack, of each call that fails: there is no further one.
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(client->set("k", "w"), status);
+  EXPECT_EQ(client->check({"k"}).status(), status);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
 TEST(C10dStoreTest, RefusesOptionsThatContradict) {

@@ -109,6 +109,20 @@ TEST(DistributeTest, OfADTensor) {
   });
 }
 
+// As an error on all ranks, where the shape is not given either.
+TEST(DistributeTest, LocalPartsOfTwoDtypes) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    const at::ScalarType dtype = mesh->coordinate()[0] == 1 ? at::kDouble : at::kFloat;
+    try {
+      from_local(at::ones({2}, dtype), mesh, {Shard(0)});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(std::string(error.status().message()),
+                  ::testing::HasSubstr("is Float on rank 0 and Double on rank 1"));
+    }
+  });
+}
+
 TEST(DistributeTest, OfEveryKindOfCutAndElement) {
   on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor values = at::arange(8 * 3, at::kDouble).view({8, 3}) + 1;

@@ -58,6 +58,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsIndex>> SafetensorsIndex::open(
     const std::string& path, std::shared_ptr<FileSystem> fs) {
   auto result = std::make_unique<SafetensorsIndex>();
   result->fs_ = fs != nullptr ? std::move(fs) : posix_file_system();
+  result->path_ = path;
   std::string name;
   if (path.ends_with(".json") || path.ends_with(".safetensors")) {
     const size_t slash = path.find_last_of('/');
@@ -99,7 +100,7 @@ std::vector<std::string> SafetensorsIndex::names() const {
 absl::StatusOr<SafetensorsIndex::Place> SafetensorsIndex::find(std::string_view name) {
   const auto it = files_of_.find(name);
   if (it == files_of_.end()) {
-    return absl::NotFoundError(str_cat("'", folder_, "' has no tensor \"", name, "\""));
+    return absl::NotFoundError(str_cat("'", path_, "' has no tensor \"", name, "\""));
   }
   const std::lock_guard lock(mutex_);
   std::shared_ptr<SafetensorsFile>& file = open_[it->second];

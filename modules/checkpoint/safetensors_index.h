@@ -37,6 +37,7 @@ class SafetensorsIndex {
 
  private:
   std::shared_ptr<FileSystem> fs_;
+  std::string path_;  // as it was given
   std::string folder_;
   std::map<std::string, std::string, std::less<>> files_of_;  // by tensor
   std::mutex mutex_;

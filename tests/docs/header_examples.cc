@@ -580,6 +580,15 @@ void fully_sharded(const Model& model, const MeshPtr& mesh, const at::Tensor& ba
   optimizer.step();
 }
 
+void gradients_that_wait(const Model& model, const MeshPtr& mesh,
+                         const std::function<at::Tensor(int)>& part) {
+  {
+    const FullyShardNoSync accumulate(mesh);
+    for (int i = 0; i < 3; ++i) model->forward(part(i)).sum().backward();
+  }
+  model->forward(part(3)).sum().backward();
+}
+
 void master_weights(const Model& model, const MeshPtr& mesh) {
   fully_shard(*model, mesh,
               {.units = {"blocks.*"}, .param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat});

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
+	"time"
 
 	c "github.com/shardweave/shardweave/bindings/go/internal/cshardweave"
 )
@@ -44,6 +46,7 @@ type Error struct {
 	Code    Code
 	Message string
 	rank    failedAt
+	cause   error // what a function of the program has returned to the library, and Message tells
 }
 
 // failedAt is the rank whose error it is, from 1; 0: not known.
@@ -75,6 +78,10 @@ func (e *rankError) Error() string { return fmt.Sprintf("rank %d: %v", e.rank, e
 func (e *rankError) Unwrap() error { return e.err }
 
 func (e *Error) Error() string { return e.Code.String() + ": " + e.Message }
+
+// Unwrap is the error with which a function of the program that the library has called (a [Function], say) has made this
+// call fail; nil where that is not so.
+func (e *Error) Unwrap() error { return e.cause }
 
 // Is says whether target is the error's code.
 func (e *Error) Is(target error) bool {
@@ -115,20 +122,53 @@ func private(err error) error {
 	return err
 }
 
+// told is the text of what a callback returns, as the library hears it.
+func told(err error) string {
+	text := err.Error()
+	if inner, is := private(err).(*c.Error); is {
+		text = inner.Message
+	}
+	return strings.ReplaceAll(text, "\x00", "?")
+}
+
 // because tells too that ctx is done, if it is.
 func because(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	if before, is := err.(*doneError); is && errors.Is(before.done, ctx.Err()) {
 		return err
 	}
 	return &doneError{ctx.Err(), err}
 }
 
 // doneError is an error that came because a context was done; it is both.
-type doneError struct{ done, err error }
+type doneError struct{ done, err error } // err is nil where nothing had begun
 
-func (e *doneError) Error() string        { return e.done.Error() + "; " + e.err.Error() }
-func (e *doneError) Is(target error) bool { return errors.Is(e.done, target) }
-func (e *doneError) Unwrap() error        { return e.err }
+func (e *doneError) Error() string {
+	if e.err == nil {
+		return e.done.Error()
+	}
+	return e.done.Error() + "; " + e.err.Error()
+}
+
+// Is says it of the context's error, and of the code that means the same: whether the library or the context was first
+// at a deadline is chance.
+func (e *doneError) Is(target error) bool {
+	return errors.Is(e.done, target) ||
+		target == DeadlineExceeded && errors.Is(e.done, context.DeadlineExceeded) ||
+		target == Canceled && errors.Is(e.done, context.Canceled)
+}
+
+func (e *doneError) Unwrap() error { return e.err }
+
+// doneOf is the error of a context that is done; nil: it is not.
+func doneOf(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return &doneError{done: err}
+	}
+	return nil
+}
 
 // onDone calls f when ctx is done, until stop is called; stop waits for an f that has begun.
 func onDone(ctx context.Context, f func()) (stop func()) {
@@ -155,7 +195,7 @@ func usable(ctx context.Context) error {
 	if ctx == nil {
 		return invalid("argument 'ctx' is nil; context.Background() is one that is never done")
 	}
-	return ctx.Err()
+	return doneOf(ctx)
 }
 
 // noBody is the error of a function that is nil where one is to be called.
@@ -167,6 +207,14 @@ func int32s(numbers ...int) error {
 		if n != int(int32(n)) {
 			return invalid("%d is beyond 32 bits", n)
 		}
+	}
+	return nil
+}
+
+// notNegative is an error of an option whose time is below 0, as it was given: the library knows milliseconds.
+func notNegative(option string, d time.Duration) error {
+	if d < 0 {
+		return invalid("%s is %v; wanted 0, for the default, or more", option, d)
 	}
 	return nil
 }

@@ -173,7 +173,7 @@ func (t *Tensor) basic(at []any) (view *Tensor, indices []*Tensor, err error) {
 			}
 			used += n
 		default:
-			return nil, nil, invalid("argument 'at[%d]' is a %T; wanted an int, a Range, From, To, All, NewDim, Rest or a *Tensor", i, index)
+			return nil, nil, invalid("argument 'at[%d]' has the type %T; wanted an int, a Range, From, To, All, NewDim, Rest or a *Tensor", i, index)
 		}
 	}
 	switch {

@@ -303,9 +303,12 @@ func (k *walk) model(model any) error {
 	for seen := map[reflect.Type]bool{}; inner.Kind() == reflect.Pointer && !seen[inner]; inner = inner.Elem() {
 		seen[inner] = true // type P *P
 	}
+	if v.Kind() == reflect.Struct && reachesFields(v.Type()) && reachOf(v.Type(), nil) != noTensors {
+		return invalid("argument 'model' is a struct, of type %T; wanted a pointer to it, &model", model)
+	}
 	if v.Kind() == reflect.Struct || inner.Kind() != reflect.Struct && inner.Kind() != reflect.Slice && inner.Kind() != reflect.Array ||
 		inner == tensorType || inner.Kind() == reflect.Struct && reachOf(inner, nil) == noTensors {
-		return invalid("argument 'model' is a %T, which leads to no tensors; wanted a pointer to a struct with fields that are *Tensor, or lead to them", model)
+		return invalid("argument 'model', of type %T, leads to no tensors; wanted a pointer to a struct with fields that are *Tensor, or lead to them", model)
 	}
 	path := inner.Name()
 	if path == "" {
@@ -315,7 +318,7 @@ func (k *walk) model(model any) error {
 		return err
 	}
 	if len(k.found) == 0 {
-		return invalid("argument 'model', a %T, has no tensors: all fields that lead to them are nil", model)
+		return invalid("argument 'model', of type %T, has no tensors: all fields that lead to them are nil", model)
 	}
 	return nil
 }

@@ -91,7 +91,8 @@ func numberAs[T Number](from any) (T, error) {
 		fits = setInteger(p, from)
 	}
 	if !fits {
-		return to, invalid("the element is %v, which a %T does not hold", from, to)
+		var none T
+		return none, invalid("the element is %v, which the type %T does not hold", from, to)
 	}
 	return to, nil
 }

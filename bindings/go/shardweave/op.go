@@ -230,7 +230,7 @@ func (r *rank) addRare(call *c.Call, arg any) error {
 		}
 		return public(call.Name(v.name))
 	default:
-		return invalid("an operator's argument is a %s, which none can be", reflect.TypeOf(arg).String())
+		return invalid("an operator's argument has the type %s, which none can have", reflect.TypeOf(arg).String())
 	}
 	return nil
 }
@@ -279,9 +279,9 @@ func (r *rank) value(call *c.Call, i int) any {
 // float64 does not hold. Collective if it is sharded.
 func (t *Tensor) Item() (float64, error) { return ItemOf[float64](t) }
 
-// ItemOf is the one element of a tensor of any type, as a T, which has to hold it: complex numbers want a
-// complex T, integers are not cut off. (Fractions are rounded to what T has of them.) Collective if the
-// tensor is sharded.
+// ItemOf is the one element of a tensor of any type, as a T, which has to hold it; else it is 0, and an error. Complex
+// numbers want a complex T, a bool T an element that is one. An integer T holds whole numbers in its range, and nothing
+// else. A T of floating point rounds, to infinity what is beyond it. Collective if the tensor is sharded.
 func ItemOf[T Number](t *Tensor) (T, error) {
 	item, err := ask(func(r *rank) (T, error) { return itemOf[T](r, t.handle) }, t)
 	runtime.KeepAlive(t)

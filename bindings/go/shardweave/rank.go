@@ -3,6 +3,7 @@ package shardweave
 import (
 	"context"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ type rank struct {
 	// Functions of the host that run now, within a call. What is closed meanwhile may be in use by that
 	// call, and ends with it: late.
 	callbacks int
+	raised    []error // what callbacks have returned in this call, the last one last
 
 	// Tensors in no scope. The garbage collector finds them by what else refers to them; so here is only
 	// the handle, and the bytes that this rank holds of it.
@@ -189,6 +191,7 @@ func (r *rank) tidy() {
 		r.lent[i] = nil
 	}
 	r.lent = r.lent[:0]
+	r.raised = nil
 	r.untidy = len(r.late) > 0
 }
 
@@ -569,7 +572,24 @@ func (r *rank) result(handle c.Tensor, err error) *Tensor {
 }
 
 // error is an error of the inner package, as the user gets it.
-func (r *rank) error(err error) error { return because(r.ctx, public(err)) }
+func (r *rank) error(err error) error {
+	outer := public(err)
+	if inner, is := err.(*c.Error); is {
+		outer.(*Error).cause = r.causeOf(inner.Message)
+	}
+	return because(r.ctx, outer)
+}
+
+// causeOf is the error of a callback that a message tells; nil: of none. The library knows errors by their texts, so it is
+// looked for among those of this call alone. In a call.
+func (r *rank) causeOf(message string) error {
+	for i := len(r.raised) - 1; i >= 0; i-- {
+		if text := told(r.raised[i]); text != "" && strings.Contains(message, text) {
+			return r.raised[i]
+		}
+	}
+	return nil
+}
 
 // failed is a tensor that carries the error. Anytime.
 func (r *rank) failed(err error) *Tensor {
@@ -602,13 +622,13 @@ func (r *rank) release() {
 }
 
 // callback calls a function of the host within a call of the library: its calls are calls of the rank.
-func (r *rank) callback(mode GradMode, body func() error) error {
+func (r *rank) callback(mode GradMode, body func() error) (err error) {
 	s := r.openScope()
 	before := r.mode
 	r.mode = mode
 	r.callbacks++
-	lent := r.lent // the call goes on
-	r.lent = nil
+	lent, raised := r.lent, r.raised // the call goes on
+	r.lent, r.raised = nil, nil
 	r.leave()
 	defer func() {
 		for !r.busy.CompareAndSwap(false, true) { // as atLast, but the call goes on
@@ -616,7 +636,10 @@ func (r *rank) callback(mode GradMode, body func() error) error {
 		}
 		r.callbacks--
 		r.mode = before
-		r.lent = lent
+		r.lent, r.raised = lent, raised
+		if err != nil {
+			r.raised = append(r.raised, err)
+		}
 		r.untidy = true
 		r.closeScope(s)
 	}()

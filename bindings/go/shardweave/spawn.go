@@ -636,7 +636,7 @@ func (l *launcher) untilEnded(ended <-chan struct{}) {
 // result is the failure that came first; of a rank that was left alone only if there is no other.
 func (l *launcher) result() error {
 	if len(l.failures) == 0 {
-		return l.ctx.Err()
+		return doneOf(l.ctx)
 	}
 	told := map[int]bool{} // with an exit that says less
 	for _, f := range l.failures {

@@ -46,7 +46,7 @@ type worldOptions struct {
 	args                      []string
 }
 
-// WithTimeout is the deadline of the rendezvous and of every collective; else five minutes.
+// WithTimeout is the deadline of the rendezvous and of every collective; else, and if d is 0, five minutes.
 func WithTimeout(d time.Duration) WorldOption { return func(o *worldOptions) { o.timeout = d } }
 
 // WithBackend chooses how processes communicate: "gloo", as without, or "nccl" between GPUs. (Ranks of RunRanks, which are
@@ -75,8 +75,9 @@ func worldOptionsOf(options []WorldOption) worldOptions {
 
 // RunRanks calls body on ranks goroutines, each with its world, which is closed afterwards, and waits
 // for all. If one fails, the others' collectives fail, naming it; the result is the failure that came
-// first, with its rank. When ctx is done, collectives fail on all ranks, and the result is ctx's error
-// too. A panic of a body ends the others in the same way, and goes on here as a *[Panic].
+// first, with its rank. When ctx is done, collectives and operators on sharded tensors fail on all ranks, and a result
+// that is an error is ctx's, too; it is nil if all bodies return nil nevertheless. Before the start ctx's error is the
+// result, and no body is called. A panic of a body ends the others in the same way, and goes on here as a *[Panic].
 func RunRanks(ctx context.Context, ranks int, body func(*World) error, options ...WorldOption) error {
 	if err := usable(ctx); err != nil {
 		return err
@@ -90,6 +91,9 @@ func RunRanks(ctx context.Context, ranks int, body func(*World) error, options .
 	o := worldOptionsOf(options)
 	if o.device.Kind != CPU {
 		return invalid("RunRanks: WithDevice(%v) is of ranks that are processes; tensors of goroutines say where they are", o.device)
+	}
+	if err := notNegative("WithTimeout", o.timeout); err != nil {
+		return err
 	}
 	handles, err := c.WorldCreateLocal(int32(ranks), o.backend, o.timeout)
 	if err != nil {
@@ -220,6 +224,9 @@ func join(ctx context.Context, o worldOptions, rendezvous func(time.Duration) (c
 	if err := usable(ctx); err != nil {
 		return nil, err
 	}
+	if err := notNegative("WithTimeout", o.timeout); err != nil {
+		return nil, err
+	}
 	type joined struct {
 		handle c.World
 		err    error
@@ -241,7 +248,7 @@ func join(ctx context.Context, o worldOptions, rendezvous func(time.Duration) (c
 				c.WorldFree(j.handle)
 			}
 		}()
-		return nil, ctx.Err()
+		return nil, doneOf(ctx)
 	}
 }
 

@@ -63,12 +63,15 @@ func Open(path string) (*File, error) {
 	return f, nil
 }
 
-// Close closes the file.
+// Close closes the file. Closing twice is allowed.
 func (f *File) Close() error {
 	if f == nil {
 		return nil
 	}
-	return f.file.Close()
+	if err := f.file.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
 }
 
 // Entries are the file's tensors, in the order of their bytes.

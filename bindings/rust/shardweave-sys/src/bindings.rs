@@ -159,6 +159,15 @@ extern "C" {
     ) -> *mut swv_status;
 }
 extern "C" {
+    #[must_use]
+    #[doc = " The same of an error that is a rank's, as swv_status_rank says; -1: not known."]
+    pub fn swv_status_new_of_rank(
+        code: swv_code,
+        message: *const ::std::os::raw::c_char,
+        rank: i32,
+    ) -> *mut swv_status;
+}
+extern "C" {
     #[doc = " SWV_CODE_OK for NULL."]
     pub fn swv_status_code(status: *const swv_status) -> swv_code;
 }

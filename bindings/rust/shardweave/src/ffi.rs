@@ -229,7 +229,13 @@ pub(crate) fn status_of(body: impl FnOnce() -> Result<()>) -> *mut sys::swv_stat
 pub(crate) fn new_status(error: &Error) -> *mut sys::swv_status {
     let message = CString::new(error.message().replace('\0', "\\0")).expect("no NUL is left");
     // SAFETY: the message is borrowed for the call; the status goes to the library.
-    unsafe { sys::swv_status_new(error.code() as i32, message.as_ptr()) }
+    unsafe {
+        sys::swv_status_new_of_rank(
+            error.code() as i32,
+            message.as_ptr(),
+            error.rank().map_or(-1, |rank| rank as i32),
+        )
+    }
 }
 
 /// Calls `body`, whose panic becomes an error.
