@@ -84,4 +84,13 @@ go mod edit -replace="$path=$module"
 CGO_CFLAGS+=" -Wvla"
 go build -o /dev/null . 2>warnings || { cat warnings; exit 1; }
 grep -q 'shim\.h.*-Wvla' warnings
+mkdir "$folder/by_path"
+cd -- "$folder/by_path"
+go mod init example.com/by_path
+program 1 >main.go
+go mod edit -replace="$path=$module"
+! go build -o /dev/null . 2>needed
+grep -q 'is replaced but not required' needed
+go mod tidy
+go build -o /dev/null .
 echo PASS

@@ -235,7 +235,7 @@ func WithKeepLast(checkpoints int) CheckpointerOption {
 	return func(o *checkpointerOptions) { o.keepLast = int64(checkpoints) }
 }
 
-// WithWriteTimeout is how long ranks wait for the slowest to write its part; else an hour.
+// WithWriteTimeout is how long ranks wait for the slowest to write its part; else, and if it is 0, an hour.
 func WithWriteTimeout(timeout time.Duration) CheckpointerOption {
 	return func(o *checkpointerOptions) { o.timeout = timeout }
 }
@@ -250,6 +250,9 @@ func NewCheckpointer(mesh *Mesh, directory string, options ...CheckpointerOption
 		if option != nil {
 			option(&o)
 		}
+	}
+	if err := notNegative("WithWriteTimeout", o.timeout); err != nil {
+		return nil, err
 	}
 	return ask(func(r *rank) (*Checkpointer, error) {
 		handle, err := c.CheckpointerCreate(mesh.handle, directory, o.keepLast, o.timeout, o.skipIfBusy)

@@ -250,6 +250,10 @@ func TestCheckpointDirectories(t *testing.T) {
 	}
 	run(t, 2, func(w *sw.World) error {
 		mesh := mustOf(w.ParseMesh("dp=2"))
+		if _, err := sw.NewCheckpointer(mesh, directory, sw.WithWriteTimeout(-5)); !errors.Is(err, sw.InvalidArgument) ||
+			!strings.Contains(err.Error(), "WithWriteTimeout is -5ns") {
+			return fmt.Errorf("a timeout below 0: %w", err)
+		}
 		state, p := mustOf(sw.NewState(mesh)), mustOf(sw.NewCheckpointer(mesh, directory, sw.WithKeepLast(3), sw.WithSkipIfBusy(), sw.WithWriteTimeout(time.Minute)))
 		defer p.Close()
 		if err := state.SetValue("v", "1"); err != nil {

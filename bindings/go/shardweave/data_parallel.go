@@ -21,7 +21,8 @@ type GradientBucket struct {
 // is full, in Backward mostly, and Finish of all buckets in FinishGradSync, after Begin of all: each rank issues the same
 // operations in the same order. In the first iteration all gradients come at the end, in other buckets than later. For
 // gradients of F16, BF16, F32 and F64 that an all-reduce would sum; others travel as without it. An error or a panic comes
-// out of FinishGradSync, on all ranks of the mesh, which is lost then.
+// out of FinishGradSync, on all ranks of the mesh, which is lost then: on the hook's own rank as of a [Function], on others
+// as Aborted, with the text.
 type GradientHook interface {
 	// Name, with what the hook does, options and all: the ranks compare it.
 	Name() string
@@ -98,7 +99,7 @@ func (h *hookOfRank) Bucket(finish bool, b c.GradientBucket) error {
 		}
 		handles[i] = handle
 	}
-	return private(r.callback(NoGrad, func() error {
+	err := r.callback(NoGrad, func() error {
 		bucket := &GradientBucket{Index: b.Index, Parameters: b.Parameters, Discarded: b.Discarded}
 		r.atLast(func() {
 			tensors := r.tensors(handles)
@@ -113,7 +114,11 @@ func (h *hookOfRank) Bucket(finish bool, b c.GradientBucket) error {
 			return h.hook.Finish(bucket)
 		}
 		return h.hook.Begin(bucket)
-	}))
+	})
+	if err != nil && !finish {
+		r.begun = raisedError{".begin: " + told(err), err}
+	}
+	return private(err)
 }
 
 // DistributedDataParallel is data parallelism: parameters and buffers that are plain become replicated over the mesh, in

@@ -2,6 +2,7 @@ package shardweave_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -13,17 +14,25 @@ type sumHook struct {
 	w               *sw.World
 	begun, finished int
 	fails           bool
+	failsAt         int // the Begin of that number
 }
+
+var (
+	errToday = errors.New("no more today")
+	errBegin = errors.New("not even begun")
+)
 
 func (h *sumHook) Name() string { return "sum" }
 func (h *sumHook) Begin(bucket *sw.GradientBucket) error {
-	h.begun++
+	if h.begun++; h.begun == h.failsAt {
+		return errBegin
+	}
 	return nil
 }
 func (h *sumHook) Finish(bucket *sw.GradientBucket) error {
 	h.finished++
 	if h.fails {
-		return errors.New("no more today")
+		return errToday
 	}
 	sums, err := sw.Data[float32](bucket.Flat)
 	if err != nil {
@@ -84,7 +93,8 @@ func TestDataParallel(t *testing.T) {
 					if hook.fails {
 						part = "sum.finish: no more today"
 					}
-					if err == nil || hook.fails == errors.Is(err, sw.Aborted) || !strings.Contains(err.Error(), part) {
+					if err == nil || hook.fails == errors.Is(err, sw.Aborted) || hook.fails != errors.Is(err, errToday) ||
+						!strings.Contains(err.Error(), part) {
 						t.Error(hook.fails, err)
 					}
 					return nil
@@ -133,5 +143,49 @@ func TestDataParallel(t *testing.T) {
 			}
 		}
 		return nil
+	})
+}
+
+// What a hook returns during Backward comes out of FinishGradSync, and is still the program's.
+func TestAGradientHookThatFailsInBackward(t *testing.T) {
+	run(t, 2, func(w *sw.World) error {
+		m, err := w.ParseMesh("dp=2")
+		if err != nil {
+			return err
+		}
+		module, err := kind(w, "Linear", `{"in_features": 9, "out_features": 8}`)
+		if err != nil {
+			return err
+		}
+		hook := &sumHook{w: w}
+		if _, err := module.DistributedDataParallel(m, "", sw.FromRank(0), sw.WithGradientHook(hook)); err != nil {
+			return err
+		}
+		for step := 0; ; step++ {
+			if step == 2 && w.Rank() == 1 {
+				hook.failsAt = hook.begun + 1
+			}
+			begun := hook.begun
+			x := sw.FromSlice(w, numbers(18), []int64{2, 9}).To(sw.F32).Distribute(m, sw.On{"dp": "S(0)"}, sw.SameEverywhere)
+			y, err := module.Call("forward", x)
+			if err != nil {
+				return err
+			}
+			if err := y[0].(*sw.Tensor).Square().Sum().Backward(); err != nil {
+				return fmt.Errorf("step %d, Backward: %w", step, err)
+			}
+			inBackward := hook.begun > begun
+			err = module.FinishGradSync()
+			if step < 2 && err == nil {
+				if err := module.ZeroGrad(); err != nil {
+					return err
+				}
+				continue
+			}
+			if failed := w.Rank() == 1; step != 2 || failed != errors.Is(err, errBegin) || failed && !inBackward {
+				t.Error(step, failed, inBackward, err)
+			}
+			return nil
+		}
 	})
 }

@@ -27,6 +27,9 @@
 //
 //	if errors.Is(err, shardweave.DeadlineExceeded) { ... }
 //
+// Where a context has ended a call, errors.Is is also true of the context's error, context.DeadlineExceeded with
+// DeadlineExceeded and context.Canceled with [Canceled], and the message begins with it.
+//
 // What was closed, is nil, or belongs to another rank is an error, wherever it is used. Functions of the program
 // join in by [Failed].
 //

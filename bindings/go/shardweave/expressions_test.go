@@ -101,7 +101,7 @@ func TestIndex(t *testing.T) {
 	}{
 		"too many":    {x.Index(0, 0, 0), sw.OutOfRange, "indices of 3 dimensions, and the tensor has 2"},
 		"too large":   {x.Index(3), sw.OutOfRange, "Tensor.Index: "},
-		"a string":    {x.Index("0"), sw.InvalidArgument, "argument 'at[0]' is a string"},
+		"a string":    {x.Index("0"), sw.InvalidArgument, "argument 'at[0]' has the type string"},
 		"two rests":   {x.Index(sw.Rest, sw.Rest), sw.InvalidArgument, "Rest more than once"},
 		"no step":     {x.Index(sw.All.Step(0)), sw.InvalidArgument, "Tensor.Index: "},
 		"nil":         {x.Index((*sw.Tensor)(nil)), sw.InvalidArgument, "nil"},

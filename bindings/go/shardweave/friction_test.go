@@ -337,6 +337,26 @@ func TestItemOfEveryType(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+	if got, err := sw.ItemOf[int8](sw.FromSlice(w, []int64{300}, nil)); got != 0 || err == nil ||
+		!strings.Contains(err.Error(), "which the type int8 does not hold") {
+		t.Error(got, err)
+	}
+	if got, err := sw.ItemOf[uint64](sw.FromSlice(w, []int64{-1}, nil)); got != 0 || err == nil {
+		t.Error(got, err)
+	}
+	if got, err := sw.ItemOf[int32](sw.FromSlice(w, []float64{3e9}, nil)); got != 0 || err == nil {
+		t.Error(got, err)
+	}
+	// Other types of floating point round.
+	if got, err := sw.ItemOf[float32](sw.FromSlice(w, []float64{1e300}, nil)); err != nil || !math.IsInf(float64(got), 1) {
+		t.Error(got, err)
+	}
+	if got, err := sw.ItemOf[float32](sw.FromSlice(w, []float64{0.1}, nil)); err != nil || got != 0.1 {
+		t.Error(got, err)
+	}
+	if got, err := sw.ItemOf[int32](sw.FromSlice(w, []float64{2}, nil)); err != nil || got != 2 {
+		t.Error(got, err)
+	}
 	if got, err := sw.ItemOf[complex64](half); err != nil || got != -2.5 {
 		t.Error(got, err)
 	}

@@ -377,6 +377,20 @@ func TestFullParams(t *testing.T) {
 				t.Errorf("Get of what has ended: %v", err)
 			}
 		}
+		if err := n.Module.FullParams(false, func(whole sw.FullParams) error {
+			lent, own := mustOf(whole.Get("head.weight")), n.Module.Get("head.weight")
+			return w.With(sw.NoGrad, func() error {
+				if err := own.Apply("aten::mul_.Scalar", 2).Err(); !errors.Is(err, sw.FailedPrecondition) {
+					t.Errorf("the parameter's own handle is written: %v", err)
+				}
+				return lent.Apply("aten::mul_.Scalar", 2).Err()
+			})
+		}); err != nil {
+			return err
+		}
+		if after := mustOf(sum()); after != before {
+			t.Errorf("without writeback the weight sums up to %v, before %v", after, before)
+		}
 		failed := errors.New("dropped")
 		for _, drops := range []bool{true, false} {
 			err = n.Module.FullParamsOn(0, true, func(whole sw.FullParams) error {

@@ -9,7 +9,8 @@ import (
 
 // Function is a function with a derivative of its own; see [Apply]. Tensors that its methods get, and
 // those that they make and do not return, are closed when they return. A panic in them is an error of
-// whoever called.
+// whoever called. So is an error that they return: an *[Error] that tells it, with its [Code] if it has one and else
+// [Unknown], and unwraps to it, for errors.Is and errors.As.
 //
 // As every function that the library calls, they return an error or panic: runtime.Goexit (testing's FailNow and
 // Fatal) would leave the library's own frames without their destructors, and ends the process.
@@ -97,7 +98,7 @@ func Apply(f Function, name string, outputs int, inputs ...*Tensor) ([]*Tensor, 
 // f must compute the same then. Gradients of what f uses besides its inputs are added to its leaves, so
 // Backward gives them and Gradients does not; CreateGraph through it is refused. Tensors that f gets, and
 // those that it makes and does not return, are closed when it returns. A panic in it is an error of whoever
-// called. Collective as f is, both times.
+// called; so is the error that its result carries, as of a [Function]. Collective as f is, both times.
 func Checkpoint(f func(inputs []*Tensor) *Tensor, inputs ...*Tensor) *Tensor {
 	var all func([]*Tensor) ([]*Tensor, error)
 	if f != nil {

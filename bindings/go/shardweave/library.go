@@ -353,6 +353,10 @@ type FullyShardUnit struct {
 // dimensions) stay replicated, and need FinishGradSync. Modules that are units within others may be given first, one by
 // one. A pattern or type that matches no module, a parameter that is cut along the dimension already, a unit with fewer
 // elements than ranks, and ranks that differ are errors before anything changes. Collective.
+//
+// A Backward that fails on one rank leaves the others waiting in a reduce-scatter, until their deadline, and the mesh is
+// lost: units have nothing like [GradSync.Discard]. Let the rank return its error from the body of [RunRanks] or [Spawn],
+// or call [World.Abort], and all end at once.
 func (m *Module) FullyShard(mesh *Mesh, source Source, options ...FullyShardOption) ([]FullyShardUnit, error) {
 	var o c.FullyShard
 	for _, option := range options {
@@ -424,7 +428,8 @@ func (p FullParams) Get(fqn string) (*Tensor, error) {
 
 // FullParams calls body while fully sharded parameters of the module are whole on every rank, along the mesh dimension that
 // cuts them. With writeback what body wrote is kept, of each rank its part, so all write the same; if it fails, nothing is.
-// Without, operators that write parameters fail. So do operators on whole parameters that record gradients. Collective.
+// Without, operators that write parameters by the module's own handles fail, and what is written to a tensor that Get gives
+// is dropped. Operators on whole parameters that record gradients fail, too. Collective.
 func (m *Module) FullParams(writeback bool, body func(whole FullParams) error) error {
 	return m.fullParams(writeback, -1, body)
 }

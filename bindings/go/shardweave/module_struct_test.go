@@ -328,8 +328,9 @@ func TestStructsThatAreNoModules(t *testing.T) {
 	}{
 		"nil":            {nil, sw.InvalidArgument, "argument 'model' is nil"},
 		"a nil pointer":  {(*structModel)(nil), sw.InvalidArgument, "argument 'model' is nil"},
-		"a struct":       {structModel{}, sw.InvalidArgument, "wanted a pointer to a struct"},
-		"a number":       {7, sw.InvalidArgument, "argument 'model' is a int"},
+		"a struct":       {structModel{}, sw.InvalidArgument, "argument 'model' is a struct, of type shardweave_test.structModel; wanted a pointer to it, &model"},
+		"nothing in it":  {struct{ N int }{1}, sw.InvalidArgument, "leads to no tensors"},
+		"a number":       {7, sw.InvalidArgument, "argument 'model', of type int, leads to no tensors"},
 		"a tensor":       {one(), sw.InvalidArgument, "leads to no tensors"},
 		"no tensors":     {&struct{ N int }{1}, sw.InvalidArgument, "leads to no tensors"},
 		"all nil":        {&deep{}, sw.InvalidArgument, "all fields that lead to them are nil"},

@@ -420,6 +420,106 @@ func checkpointsThatFail(t *testing.T) {
 	w.Close()
 }
 
+// owned is an error of the program, of a type of its own.
+type owned struct{ rank, step int }
+
+func (o *owned) Error() string {
+	return fmt.Sprintf("rank %d, step %d: the dog ate it", o.rank, o.step)
+}
+
+// fails is a function whose Backward calls another one, which fails.
+type fails struct {
+	w      *sw.World
+	err    error
+	depth  int // of calls of the library within another
+	forget bool
+}
+
+func (f fails) Forward(ctx *sw.FunctionContext, in []*sw.Tensor) ([]*sw.Tensor, error) {
+	return []*sw.Tensor{in[0].Mul(2)}, nil
+}
+
+func (f fails) Backward(ctx *sw.FunctionContext, grads []*sw.Tensor) ([]*sw.Tensor, error) {
+	if f.depth == 0 {
+		return []*sw.Tensor{sw.Failed(f.err)}, nil
+	}
+	err := f.w.With(sw.Grad, func() error {
+		inner := f
+		inner.depth--
+		y, err := sw.Apply(inner, "inner", 1, sw.Ones(f.w, []int64{1}, sw.RequiresGrad))
+		if err != nil {
+			return err
+		}
+		return y[0].Sum().Backward()
+	})
+	if !errors.Is(err, f.err) {
+		return nil, errors.New("the inner function has not failed as it should")
+	} else if !f.forget {
+		return nil, fmt.Errorf("layer %d: %w", f.depth, err)
+	}
+	// What has failed and was borne is not the reason of what fails later.
+	return []*sw.Tensor{grads[0].Apply("aten::geluu")}, nil
+}
+
+// Errors of the program that come through the library are still the program's, each in the call and on the rank that it
+// made fail.
+func TestErrorsOfTheProgramComeThroughTheLibrary(t *testing.T) {
+	checkLeaks(t, func() {
+		run(t, 2, func(w *sw.World) error {
+			x := sw.FromSlice(w, []float64{2}, []int64{1}, sw.RequiresGrad)
+			for step := 0; step < 6; step++ {
+				mine := &owned{w.Rank(), step}
+				is := func(what string, err error) error {
+					var found *owned
+					var library *sw.Error
+					if !errors.As(err, &found) || found != mine || !errors.As(err, &library) || library.Code != sw.Unknown ||
+						!errors.Is(err, sw.Unknown) || !strings.Contains(library.Message, mine.Error()) {
+						return fmt.Errorf("%s: %w", what, err)
+					}
+					return nil
+				}
+				depth := []int{0, 1, 2, 70}[step%4] // LibTorch goes on in another thread after 60
+				y, err := sw.Apply(fails{w: w, err: mine, depth: depth}, "fails", 1, x)
+				if err != nil {
+					return err
+				}
+				if err := is("Backward", y[0].Sum().Backward(sw.RetainGraph())); err != nil {
+					return err
+				}
+				if _, err := sw.Gradients([]*sw.Tensor{y[0].Sum()}, []*sw.Tensor{x}); is("Gradients", err) != nil {
+					return is("Gradients", err)
+				}
+				z := sw.Checkpoint(func([]*sw.Tensor) *sw.Tensor { return sw.Failed(mine) }, x)
+				if err := is("Checkpoint", z.Mul(2).Err()); err != nil {
+					return err
+				}
+				runs := 0
+				z = sw.Checkpoint(func(in []*sw.Tensor) *sw.Tensor {
+					if runs++; runs == 2 {
+						return sw.Failed(mine)
+					}
+					return in[0].Mul(2)
+				}, x)
+				if err := is("Checkpoint, in Backward", z.Sum().Backward()); err != nil {
+					return err
+				}
+				// It is gone with its call.
+				if err := x.Apply("aten::geluu").Err(); errors.As(err, new(*owned)) || errors.Unwrap(err) != nil {
+					return fmt.Errorf("another call: %w", err)
+				}
+				y, err = sw.Apply(fails{w: w, err: mine, depth: 1, forget: true}, "forgets", 1, x)
+				if err != nil {
+					return err
+				}
+				if err := y[0].Sum().Backward(); !errors.Is(err, sw.NotFound) || errors.As(err, new(*owned)) {
+					return fmt.Errorf("an error that was borne: %w", err)
+				}
+			}
+			return nil
+		})
+	})
+}
+
 func TestFunctionsOfTheHost(t *testing.T) { checkLeaks(t, func() { functionsOfTheHost(t) }) }
 
 func functionsOfTheHost(t *testing.T) {

@@ -27,7 +27,8 @@ type rank struct {
 	// Functions of the host that run now, within a call. What is closed meanwhile may be in use by that
 	// call, and ends with it: late.
 	callbacks int
-	raised    []error // what callbacks have returned in this call, the last one last
+	raised    []raisedError // in this call, the last one last
+	begun     raisedError   // of a gradient hook's Begin, which comes out of a later call
 
 	// Tensors in no scope. The garbage collector finds them by what else refers to them; so here is only
 	// the handle, and the bytes that this rank holds of it.
@@ -72,6 +73,12 @@ type graves struct {
 	mutex  sync.Mutex
 	found  []int // slots of loose
 	number atomic.Int32
+}
+
+// raisedError is an error that a callback has returned, and the text by which the library's error tells it.
+type raisedError struct {
+	text string
+	err  error
 }
 
 // used is what a call of the library uses of one rank: a *World, *Mesh, *Tensor, ...
@@ -584,9 +591,12 @@ func (r *rank) error(err error) error {
 // looked for among those of this call alone. In a call.
 func (r *rank) causeOf(message string) error {
 	for i := len(r.raised) - 1; i >= 0; i-- {
-		if text := told(r.raised[i]); text != "" && strings.Contains(message, text) {
-			return r.raised[i]
+		if one := r.raised[i]; one.text != "" && strings.Contains(message, one.text) {
+			return one.err
 		}
+	}
+	if r.begun.err != nil && strings.Contains(message, r.begun.text) {
+		return r.begun.err
 	}
 	return nil
 }
@@ -610,7 +620,7 @@ func (r *rank) release() {
 		}
 	}
 	c.TensorsFree(handles)
-	r.loose, r.idle, r.unused = nil, nil, nil
+	r.loose, r.idle, r.unused, r.begun = nil, nil, nil, raisedError{}
 	for i := len(r.things) - 1; i >= 0; i-- {
 		r.things[i].release()
 	}
@@ -638,7 +648,7 @@ func (r *rank) callback(mode GradMode, body func() error) (err error) {
 		r.mode = before
 		r.lent, r.raised = lent, raised
 		if err != nil {
-			r.raised = append(r.raised, err)
+			r.raised = append(r.raised, raisedError{told(err), err})
 		}
 		r.untidy = true
 		r.closeScope(s)

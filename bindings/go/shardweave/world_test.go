@@ -117,7 +117,7 @@ func TestAContextOfACollective(t *testing.T) {
 		ctx, cancel := context.WithTimeout(background, 30*time.Millisecond)
 		defer cancel()
 		err := w.Comm().Barrier(ctx)
-		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, sw.DeadlineExceeded) {
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, sw.DeadlineExceeded) || ctx.Err() == nil {
 			return fmt.Errorf("barrier: %v", err)
 		}
 		var asError *sw.Error
@@ -131,6 +131,81 @@ func TestAContextOfACollective(t *testing.T) {
 	}
 	if passed := time.Since(start); passed > 30*time.Second {
 		t.Errorf("it took %v", passed)
+	}
+}
+
+// What a context has ended is its error and the library's code, whichever was first at a deadline.
+func TestErrorsOfContextsAreBoth(t *testing.T) {
+	both := func(err error, canceled bool) error {
+		words := "context deadline exceeded"
+		if canceled {
+			words = "context canceled"
+		}
+		if errors.Is(err, context.Canceled) != canceled || errors.Is(err, sw.Canceled) != canceled ||
+			errors.Is(err, context.DeadlineExceeded) == canceled || errors.Is(err, sw.DeadlineExceeded) == canceled ||
+			strings.Count(err.Error(), words+"; ") != 1 {
+			return fmt.Errorf("canceled is %v: %w", canceled, err)
+		}
+		return nil
+	}
+	for i := 0; i < 20; i++ {
+		canceled := i%2 == 1
+		after := 5*time.Millisecond + time.Duration(i)*70*time.Microsecond // parts of milliseconds
+		made := func() (context.Context, context.CancelFunc) {
+			if !canceled {
+				return context.WithTimeout(background, after)
+			}
+			ctx, cancel := context.WithCancel(background)
+			time.AfterFunc(after, cancel)
+			return ctx, cancel
+		}
+		given := make(chan struct{})
+		run(t, 2, func(w *sw.World) error { // a context of the call
+			if w.Rank() == 1 {
+				<-given
+				return nil
+			}
+			defer close(given)
+			ctx, cancel := made()
+			defer cancel()
+			if err := both(w.Comm().Barrier(ctx), canceled); err != nil {
+				return err
+			}
+			if err := w.Comm().Barrier(ctx); !errors.Is(err, ctx.Err()) || errors.Is(err, sw.Canceled) != canceled ||
+				errors.Is(err, sw.DeadlineExceeded) == canceled {
+				return fmt.Errorf("before the call: %w", err)
+			}
+			return nil
+		})
+		ctx, cancel := made() // and of the world
+		err := sw.RunRanks(ctx, 2, func(w *sw.World) error {
+			if w.Rank() == 1 {
+				<-ctx.Done()
+				return nil
+			}
+			if err := both(w.Comm().Barrier(background), canceled); err != nil {
+				t.Error(err)
+			}
+			m, err := w.ParseMesh("x=2")
+			if err != nil {
+				return err
+			}
+			return sw.Ones(m, []int64{4}, sw.On{"x": "S(0)"}).Sum().Full().Err()
+		})
+		cancel()
+		if !errors.Is(err, ctx.Err()) || errors.Is(err, sw.Canceled) != canceled ||
+			errors.Is(err, sw.DeadlineExceeded) == canceled {
+			t.Error(err)
+		}
+	}
+}
+
+// Bodies that succeed although their context has ended have succeeded.
+func TestAContextThatEndsNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(background)
+	defer cancel()
+	if err := sw.RunRanks(ctx, 2, func(*sw.World) error { cancel(); return nil }); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -181,10 +256,6 @@ func TestNumbersWithinAStruct(t *testing.T) {
 }
 
 func TestOptionsOfWorlds(t *testing.T) {
-	if err := sw.RunRanks(background, 1, func(*sw.World) error { return nil }, sw.WithTimeout(-time.Second)); !errors.Is(err, sw.InvalidArgument) {
-		t.Errorf("a timeout below 0: %v", err)
-	}
-
 	given := make(chan struct{})
 	err := sw.RunRanks(background, 2, func(w *sw.World) error {
 		if w.Rank() == 1 {
@@ -198,7 +269,19 @@ func TestOptionsOfWorlds(t *testing.T) {
 		}
 		return err
 	}, sw.WithTimeout(30*time.Millisecond))
-	if !errors.Is(err, sw.DeadlineExceeded) {
+	if !errors.Is(err, sw.DeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	for _, below := range []time.Duration{-5, -time.Millisecond, -time.Second} {
+		_, joined := sw.Join(background, sw.Rendezvous{WorldSize: 1, File: "x"}, sw.WithTimeout(below))
+		ran := sw.RunRanks(background, 1, func(*sw.World) error { return nil }, sw.WithTimeout(below))
+		for _, err := range []error{joined, ran} {
+			if !errors.Is(err, sw.InvalidArgument) || !strings.Contains(err.Error(), "WithTimeout is "+below.String()+";") {
+				t.Errorf("a timeout of %v: %v", below, err)
+			}
+		}
+	}
+	if err := sw.RunRanks(background, 1, func(*sw.World) error { return nil }, sw.WithTimeout(0)); err != nil {
 		t.Error(err)
 	}
 	for _, ranks := range []int{0, -1, 1 << 40, 1<<32 + 2} {

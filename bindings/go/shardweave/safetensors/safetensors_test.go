@@ -101,7 +101,11 @@ func TestAFile(t *testing.T) {
 	if f.Tensor(nil, "a").Err() == nil || (*safetensors.File)(nil).Tensor(w, "a").Err() == nil {
 		t.Error("no error")
 	}
-	f.Close()
+	for i := 0; i < 2; i++ {
+		if err := f.Close(); err != nil {
+			t.Error("Close", i, err)
+		}
+	}
 	if f.Tensor(w, "a").Err() == nil {
 		t.Error("a closed file is read")
 	}
