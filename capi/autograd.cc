@@ -119,7 +119,9 @@ struct HostNode : torch::autograd::Function<HostNode> {
     ctx->save_for_backward(context.get()->saved);
     ctx->saved_data["function"] = c10::IValue::make_capsule(function);
     c10::List<std::vector<int64_t>> sizes;
-    for (const at::Tensor& input : inputs) sizes.push_back(input.sizes().vec());
+    for (const at::Tensor& input : inputs) {
+      sizes.push_back(input.is_nested() ? std::vector<int64_t>{-1} : input.sizes().vec());
+    }
     ctx->saved_data["input_sizes"] = sizes;
     return result;
   }
@@ -142,8 +144,11 @@ struct HostNode : torch::autograd::Function<HostNode> {
     variable_list result = written.take("outputs");
     for (size_t i = 0; i < num_inputs; ++i) {
       const std::vector<int64_t> wanted = sizes.toListRef()[i].toIntVector();
+      if (!result[i].defined() || !ctx->needs_input_grad(i) || wanted == std::vector<int64_t>{-1}) {
+        continue;
+      }
       // What is larger autograd sums up.
-      if (!result[i].defined() || at::is_expandable_to(wanted, result[i].sizes())) continue;
+      if (at::is_expandable_to(wanted, result[i].sizes())) continue;
       fail(absl::StatusCode::kInvalidArgument,
            str_cat(its, ": outputs[", i, "] has shape [", absl::StrJoin(result[i].sizes(), ", "),
                    "]; wanted that of the input, [", absl::StrJoin(wanted, ", "), "]"));

@@ -299,6 +299,7 @@ TEST_F(BadInputTest, StridesOfDlpackThatLibTorchDoesNotHave) {
       {{2, 3}, {1, 2}, nullptr},
       {{2, 3}, {0, 0}, nullptr},
       {{0, 3}, {-3, 1}, nullptr},
+      {{1, 6}, {-6, 1}, nullptr},
   };
   for (auto c : cases) {
     SCOPED_TRACE(c.wanted == nullptr ? "right" : c.wanted);
@@ -319,7 +320,7 @@ TEST_F(BadInputTest, StridesOfDlpackThatLibTorchDoesNotHave) {
       expect_ok(swv_tensor_copy_to_host(tensor, got, 4 * c.shape[0] * c.shape[1]));
       if (c.shape[0] != 0) {
         EXPECT_EQ(got[0], 1);  // behind the offset
-        EXPECT_EQ(got[5], 1 + c.strides[0] + 2 * c.strides[1]);
+        EXPECT_EQ(got[5], 1 + (c.shape[0] - 1) * c.strides[0] + (c.shape[1] - 1) * c.strides[1]);
       }
       swv_tensor_free(tensor);
       EXPECT_EQ(managed.dl_tensor.data, data);
@@ -394,6 +395,16 @@ TEST_F(BadInputTest, AGradientOfAnotherShapeIsTheFunctions) {
   expect_ok(swv_function_apply(&function, SWV_MODE_GRAD, &x, 1, &y, 1));
   expect_fails(swv_tensor_backward(y, tensor_, nullptr), SWV_CODE_INVALID_ARGUMENT,
                "my_swiglu.backward: outputs[0] has shape [7]; wanted that of the input, [2, 3]");
+  swv_tensor_free(y);
+  // Of an input that wants none it is nobody's.
+  function.backward = [](void*, const swv_function_call* call) {
+    const int64_t seven[] = {7};
+    swv_status* const status = swv_tensor_share(call->inputs[0], &call->outputs[0]);
+    return status != nullptr ? status : swv_tensor_ones(seven, 1, nullptr, &call->outputs[1]);
+  };
+  const swv_tensor* const both[] = {x, tensor_};
+  expect_ok(swv_function_apply(&function, SWV_MODE_GRAD, both, 2, &y, 1));
+  expect_ok(swv_tensor_backward(y, tensor_, nullptr));
   swv_tensor_free(x);
   swv_tensor_free(y);
 }

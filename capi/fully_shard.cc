@@ -121,7 +121,7 @@ swv_status* swv_mesh_reshard(swv_mesh* mesh) {
 
 swv_status* swv_mesh_fully_shard_no_sync(const swv_mesh* mesh, swv_scope** out_scope) {
   return guarded(__func__, out_scope, "out_scope", [&] {
-    return new_scope<shardweave::FullyShardNoSync>(in(mesh, "mesh").mesh, kHost).release();
+    return new_scope<shardweave::FullyShardNoSync>(in(mesh, "mesh").mesh).release();
   });
 }
 

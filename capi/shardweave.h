@@ -1590,8 +1590,9 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_reshard(swv_mesh* mesh);
  * not sharded. The next backward that runs without such a scope sends them with its own, one
  * reduce-scatter for a unit; swv_module_finish_grad_sync sends what is left, and swv_optimizer_step
  * refuses it. A parameter that had its gradient before has it reduced in each backward, as without;
- * so has what rests on the CPU (compute_device). Scopes nest and end in any order; all ranks have them
- * around the same backwards. SWV_CODE_FAILED_PRECONDITION if nothing on the mesh is fully sharded. */
+ * so has what rests on the CPU (compute_device), and what has a graph (create_graph). Scopes nest and
+ * end in any order; all ranks have them around the same backwards, and zero gradients alike.
+ * SWV_CODE_FAILED_PRECONDITION if nothing on the mesh is fully sharded. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_fully_shard_no_sync(const swv_mesh* mesh,
                                                               swv_scope** out_scope);
 

@@ -163,13 +163,15 @@ swv_tensor* from_data(const void* data, size_t num_bytes, const int64_t* given, 
 
 struct DlpackDeleter {
   void operator()(DLManagedTensorVersioned* managed) const {
-    managed->dl_tensor.data = data;
-    managed->dl_tensor.byte_offset = byte_offset;
+    if (data != nullptr) {
+      managed->dl_tensor.data = data;
+      managed->dl_tensor.byte_offset = byte_offset;
+    }
     if (managed->deleter != nullptr) managed->deleter(managed);
   }
-  // As they came: its owner frees what it knows.
-  void* data;
-  uint64_t byte_offset;
+  // As they came, where they were changed: its owner frees what it knows.
+  void* data = nullptr;
+  uint64_t byte_offset = 0;
 };
 
 // Strides that LibTorch has: it ends the process over others.
@@ -179,6 +181,7 @@ void check_strides(const DLTensor& t, at::IntArrayRef shape) {
   int64_t end = itemsize;  // of the last element, in bytes
   for (size_t d = 0; d < shape.size(); ++d) {
     const int64_t stride = t.strides[d];
+    if (shape[d] == 1) continue;  // of no meaning
     if (stride < 0) {
       fail_argument("managed", str_cat("has stride ", stride, " in dimension ", d,
                                        "; wanted 0 or more: copy what runs backwards"));
@@ -196,8 +199,7 @@ void check_strides(const DLTensor& t, at::IntArrayRef shape) {
 swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, const void* stream,
                         swv_tensor** out_tensor) {
   if (managed == nullptr) fail_null("managed");
-  std::unique_ptr<DLManagedTensorVersioned, DlpackDeleter> owned(
-      managed, {managed->dl_tensor.data, managed->dl_tensor.byte_offset});
+  std::unique_ptr<DLManagedTensorVersioned, DlpackDeleter> owned(managed);
   out(out_tensor, "out_tensor");
   if (managed->version.major != DLPACK_MAJOR_VERSION) {
     fail_argument("managed",
@@ -227,8 +229,11 @@ swv_tensor* from_dlpack(DLManagedTensorVersioned* managed, const void* stream,
   }
   const MadeAtOnce values;
   // LibTorch takes memory that begins where it says.
-  if (t.data != nullptr) managed->dl_tensor.data = static_cast<char*>(t.data) + t.byte_offset;
-  managed->dl_tensor.byte_offset = 0;
+  if (t.data != nullptr) {
+    owned.get_deleter() = {t.data, t.byte_offset};
+    managed->dl_tensor.data = static_cast<char*>(t.data) + t.byte_offset;
+    managed->dl_tensor.byte_offset = 0;
+  }
   // The deleter runs with the storage, or here if this fails.
   const DlpackDeleter deleter = owned.get_deleter();
   const std::shared_ptr<DLManagedTensorVersioned> keeper(owned.release(), deleter);

@@ -417,18 +417,20 @@ std::string to_json(const std::vector<FullyShardUnit>& units) {
   return all.dump();
 }
 
-FullyShardNoSync::FullyShardNoSync(const MeshPtr& mesh, std::source_location)
-    : units_(MeshContext::of(mesh)->fsdp) {
-  if (units_ == nullptr) {
+FullyShardNoSync::FullyShardNoSync(const MeshPtr& mesh) : units_(MeshContext::of(mesh)->fsdp) {
+  const std::shared_ptr<void> units = units_.lock();
+  if (units == nullptr) {
     throw Error("FullyShardNoSync", absl::FailedPreconditionError(
                                         "no module on this mesh is fully sharded: the mesh is "
                                         "that of fully_shard()"));
   }
-  ++std::static_pointer_cast<FsdpState>(units_)->no_sync;
+  ++std::static_pointer_cast<FsdpState>(units)->no_sync;
 }
 
 FullyShardNoSync::~FullyShardNoSync() {
-  --std::static_pointer_cast<FsdpState>(units_)->no_sync;
+  if (const std::shared_ptr<void> units = units_.lock()) {
+    --std::static_pointer_cast<FsdpState>(units)->no_sync;
+  }
 }
 
 void reshard(const MeshPtr& mesh) {

@@ -166,24 +166,29 @@ std::vector<FullyShardUnit> fully_shard(
     torch::nn::Module& module, const MeshPtr& mesh, const FullyShardOptions& options = {},
     std::source_location where = std::source_location::current());
 
-// While it lives, backward leaves gradients of parameters in units as they are: param.grad() is a sum that
-// is still to be reduced (Partial along the mesh dimension), of the parameter's dtype. The next backward
-// that runs without such a scope sends it with its own gradients, and at its end what of the mesh's
-// units it has not met; finish_grad_sync() sends it, too, and FusedOptimizer refuses it. Scopes may be
-// nested; all ranks have them around the same backwards. A parameter that had its gradient before (a
-// backward that has sent, zero_grad(false)) has it reduced in each backward, as without. So has what
-// rests on the CPU (compute_device), and what autograd::grad() asks for.
+// While it lives, backward leaves gradients of parameters in units as they are: param.grad() is whole on
+// each rank, as a sum that is still to be reduced (Partial along the mesh dimension) where the batch is
+// cut, of the parameter's dtype. The next backward that runs without such a scope sends it with its own
+// gradients, and at its end what of the mesh's units it has not met; so does finish_grad_sync(), of
+// whichever parameters. FusedOptimizer refuses it. A hook of a parameter sees what is held, and what
+// comes last, each alone. Scopes may be nested; all ranks have them around the same backwards, and zero
+// gradients alike.
+//
+// Sent in each backward, as without, is the gradient of a parameter that had one before (of a backward
+// that has sent, or zeros of zero_grad(false)), of what rests on the CPU (compute_device), with a graph
+// (create_graph), and what autograd::grad() asks for. What a copy of a handle
+// (param.detach().requires_grad_()) has held is sent by finish_grad_sync({copy}) alone, or with what
+// comes to it next.
 class FullyShardNoSync {
  public:
   // Throws Error (FailedPrecondition) if nothing on the mesh is fully sharded.
-  explicit FullyShardNoSync(const MeshPtr& mesh,
-                            std::source_location where = std::source_location::current());
+  explicit FullyShardNoSync(const MeshPtr& mesh);
   ~FullyShardNoSync();
   FullyShardNoSync(const FullyShardNoSync&) = delete;
   FullyShardNoSync& operator=(const FullyShardNoSync&) = delete;
 
  private:
-  const std::shared_ptr<void> units_;
+  const std::weak_ptr<void> units_;  // gone with the mesh
 };
 
 // Empties what is full, of all units of the mesh. Not while a graph is still to go backward in place:

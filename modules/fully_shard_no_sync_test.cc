@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -369,6 +370,8 @@ TEST(FullyShardNoSyncTest, GradientsThatAreAskedFor) {
       expect_wanted();
     }
     expect_wanted();
+    EXPECT_TRUE(layout_of(model->gate.grad())[0].is_partial());  // as it was
+    EXPECT_TRUE(layout_of(model->experts->parameters()[0].grad())[0].is_partial());
     finish_grad_sync(*model);
     expect_close(gradients_of(*model), held);
   });
@@ -444,6 +447,31 @@ TEST(FullyShardNoSyncTest, GradientsThatShareMemory) {
   });
 }
 
+// Two gradients that are views of one memory, to which autograd adds in place.
+TEST(FullyShardNoSyncTest, GradientsThatAreViewsOfOneMemory) {
+  struct Two : nn::Module {
+    Two() {
+      a = register_parameter("a", at::ones({3, 4}));
+      b = register_parameter("b", at::ones({4, 3}) * 2);
+    }
+    at::Tensor loss(const at::Tensor& x) { return ((a.view({-1}) + b.view({-1})).sin() * x).sum(); }
+    at::Tensor a, b;
+  };
+  const auto x = [](int i) { return at::arange(12, at::kFloat) + i; };
+  at::Tensor wanted = at::zeros({12});
+  for (int i = 0; i < 3; ++i) wanted += at::full({12}, 3.0).cos() * x(i);
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Two model;
+    fully_shard(model, mesh);
+    for (int i = 0; i < 3; ++i) {
+      const auto scope = i == 2 ? nullptr : std::make_unique<FullyShardNoSync>(mesh);
+      model.loss(distribute_tensor(x(i), mesh, {{"dp", Shard(0)}})).backward();
+    }
+    EXPECT_TRUE(at::allclose(full_tensor(model.a.grad()).view({-1}), wanted, 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(full_tensor(model.b.grad()).view({-1}), wanted, 1e-5, 1e-5));
+  });
+}
+
 TEST(FullyShardNoSyncTest, TorchScript) {
   const auto make = [] {
     torch::jit::Module module("m");
@@ -492,6 +520,187 @@ TEST(FullyShardNoSyncTest, ParametersThatAreSummonedInBetween) {
       EXPECT_TRUE(whole.parameter("gate").defined());
     }
     expect_close(gradients_of(*model), wanted);
+  });
+}
+
+// A unit that the last backward finds full, on one rank and where the batch is not cut: what another
+// unit has held is sent all the same.
+TEST(FullyShardNoSyncTest, ALastBackwardThatSendsNothingItself) {
+  struct Two : nn::Module {
+    Two() {
+      a = register_module("a", nn::Linear(kDim, 3));
+      b = register_module("b", nn::Linear(kDim, 3));
+      const c10::AutoGradMode no_grad(false);
+      for (at::Tensor p : parameters()) p.fill_(0.5);
+    }
+    nn::Linear a{nullptr}, b{nullptr};
+  };
+  Two plain;
+  plain.a(input(0)).square().sum().backward();
+  plain.b(input(1)).square().sum().backward();
+  const Values wanted = gradients_of(plain);
+  for (const int64_t ranks : {1, 2}) {
+    on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
+      Two model;
+      fully_shard(model, mesh, {.units = {"a", "b"}});
+      const auto whole = [&](int i) { return distribute_tensor(input(i), mesh, {Replicate()}); };
+      {
+        const FullyShardNoSync scope(mesh);
+        model.a(whole(0)).square().sum().backward();
+      }
+      model.b(whole(1)).square().sum().backward();
+      expect_close(gradients_of(model), wanted);
+    });
+  }
+}
+
+// A hook sees each gradient once, as on one device.
+TEST(FullyShardNoSyncTest, HooksOfParameters) {
+  const auto hooked = [](ModelImpl& model) {
+    model.gate.register_hook([](const at::Tensor& g) { return g * 0.5; });
+    model.head->weight.register_hook([](const at::Tensor& g) { return g.clamp(-0.05, 0.05); });
+  };
+  Model plain;
+  hooked(*plain);
+  accumulate(*plain, input, nothing);
+  const Values wanted = gradients_of(*plain);
+  for (const int64_t ranks : {1, 2, 3}) {
+    on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
+      Model model;
+      shard(*model, mesh);
+      hooked(*model);
+      accumulate(*model, [&](int i) { return fed(i, mesh); }, no_sync(mesh));
+      expect_close(gradients_of(*model), wanted);
+    });
+  }
+}
+
+// What was held is there still when the last backward fails, and its repetition sends it.
+TEST(FullyShardNoSyncTest, ALastBackwardThatFails) {
+  const auto program = [](ModelImpl& model, const std::function<at::Tensor(int)>& feed,
+                          const std::function<std::shared_ptr<void>()>& held) {
+    {
+      const auto scope = held();
+      for (int i = 0; i < 2; ++i) model.loss(feed(i), 0).backward();
+    }
+    at::Tensor x = feed(2).detach().requires_grad_();
+    x.register_hook([](const at::Tensor&) -> at::Tensor {
+      throw std::runtime_error("the last node");  // behind the expert that it has gone through
+    });
+    EXPECT_THROW(model.loss(x, 1).backward(), std::runtime_error);
+    model.experts->zero_grad();  // what the failed one has added to
+    model.norm->zero_grad();
+    model.head->zero_grad();
+    model.gate.mutable_grad().reset();
+    {
+      const auto scope = held();
+      for (int i = 0; i < 2; ++i) model.loss(feed(i), 0).backward();
+    }
+    const size_t refusing = model.gate.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("the gate"); });
+    EXPECT_THROW(model.loss(feed(2), 0).backward(), std::runtime_error);
+    model.gate.remove_hook(static_cast<unsigned>(refusing));
+    model.loss(feed(2), 0).backward();
+  };
+  Model plain;
+  program(*plain, input, nothing);
+  const at::Tensor wanted = plain->gate.grad();
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model;
+    shard(*model, mesh);
+    program(*model, [&](int i) { return fed(i, mesh); }, no_sync(mesh));
+    EXPECT_TRUE(at::allclose(full_tensor(model->gate.grad()), wanted, 1e-5, 1e-5));
+  });
+}
+
+// What a program keeps, gives back and sets itself.
+TEST(FullyShardNoSyncTest, GradientsThatArePutAsideAndSet) {
+  Model plain;
+  for (const int i : {0, 2}) plain->loss(input(i), 0).backward();
+  const Values wanted = gradients_of(*plain);
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model;
+    shard(*model, mesh);
+    {
+      const FullyShardNoSync scope(mesh);
+      model->loss(fed(0, mesh), 0).backward();
+    }
+    std::vector<at::Tensor> aside;
+    for (at::Tensor& p : model->parameters()) aside.push_back(std::exchange(p.mutable_grad(), {}));
+    model->loss(fed(1, mesh), 0).backward();
+    for (size_t i = 0; i < aside.size(); ++i) model->parameters()[i].mutable_grad() = aside[i];
+    model->loss(fed(2, mesh), 0).backward();
+    expect_close(gradients_of(*model), wanted);
+    // One that is whole on every rank counts once.
+    model->zero_grad();
+    model->loss(fed(2, mesh), 0).backward();
+    const at::Tensor once = full_tensor(model->gate.grad());
+    model->zero_grad();
+    model->gate.mutable_grad() = distribute_tensor(at::ones({kDim}), mesh, {Replicate()});
+    model->loss(fed(2, mesh), 0).backward();
+    EXPECT_TRUE(at::allclose(full_tensor(model->gate.grad()), once + 1, 1e-5, 1e-5));
+    EXPECT_EQ(layout_of(model->gate.grad()), layout_of(model->gate));
+  });
+}
+
+TEST(FullyShardNoSyncTest, CopiesOfHandles) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const auto program = [](ModelImpl& model, const at::Tensor& gate,
+                            const std::function<at::Tensor(int)>& feed,
+                            int i) { model.head(feed(i) * gate).square().mean().backward(); };
+    Model plain, model;
+    shard(*model, mesh);
+    const at::Tensor of_plain = plain->gate.detach().requires_grad_();
+    const at::Tensor copy = model->gate.detach().requires_grad_();
+    for (int i = 0; i < 3; ++i) {
+      program(*plain, of_plain, input, i);
+      const auto scope = i == 2 ? nullptr : std::make_unique<FullyShardNoSync>(mesh);
+      program(*model, copy, [&](int k) { return fed(k, mesh); }, i);
+    }
+    EXPECT_TRUE(at::allclose(full_tensor(copy.grad()), of_plain.grad(), 1e-5, 1e-5));
+    EXPECT_EQ(layout_of(copy.grad()), layout_of(model->gate));
+  });
+}
+
+// Where gradients rest already, each backward brings its own as without the scope, a unit's together.
+TEST(FullyShardNoSyncTest, GradientsThatRestAlready) {
+  on_mesh({{"dp", 3}}, [](const MeshPtr& mesh) {
+    Model model, plain;
+    shard(*model, mesh);
+    for (int i = 0; i < 3; ++i) plain->loss(input(i), 0).backward();
+    model->loss(fed(0, mesh), 0).backward();
+    const at::Tensor second = fed(1, mesh);
+    {
+      const FullyShardNoSync scope(mesh);
+      const CommTrace trace(mesh);
+      model->loss(second, 0).backward();
+      EXPECT_EQ(reduced_in(trace).collectives, 3);  // the expert, the head, the rest
+    }
+    model->loss(fed(2, mesh), 0).backward();
+    expect_close(gradients_of(*model), gradients_of(*plain));
+  });
+}
+
+TEST(FullyShardNoSyncTest, GradientsWithAGraph) {
+  const auto program = [](ModelImpl& model, const std::function<at::Tensor(int)>& feed,
+                          const std::function<std::shared_ptr<void>()>& held) {
+    {
+      const auto scope = held();
+      model.loss(feed(0), 0).backward();
+      model.loss(feed(1), 0).backward({}, /*keep_graph=*/true, /*create_graph=*/true);
+    }
+    model.loss(feed(2), 0).backward();
+  };
+  Model plain;
+  program(*plain, input, nothing);
+  const Values wanted = gradients_of(*plain);
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model;
+    shard(*model, mesh);
+    program(*model, [&](int i) { return fed(i, mesh); }, no_sync(mesh));
+    finish_grad_sync(*model);
+    expect_close(gradients_of(*model), wanted);
+    model->zero_grad();
   });
 }
 

@@ -138,6 +138,20 @@ bool is_accumulated(const torch::autograd::Node* accumulation) {
   return it != info->end() && it->second.needed_;
 }
 
+// Whether it adds to any gradient.
+bool is_accumulating() {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  return info == nullptr || std::none_of(info->begin(), info->end(), [](const auto& item) {
+           return item.second.captures_ != nullptr;
+         });
+}
+
+// Whether hooks look at the parameter's gradient, beside the unit's own.
+bool has_hooks(const at::Tensor& parameter) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(parameter);
+  return meta != nullptr && meta->cpp_hooks_list_ != nullptr && meta->cpp_hooks_list_->size() > 1;
+}
+
 // A gradient that FullyShardNoSync has left whole.
 bool is_unsent(const at::Tensor& grad, const Spec& kept) {
   return grad.defined() && is_dtensor(grad) && !grad.requires_grad() &&
@@ -351,7 +365,7 @@ void FsdpState::end_with_backward() {
   const auto lives_as_long = std::make_shared<const char>();
   backward_ = lives_as_long;
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [weak = weak_from_this(), lives_as_long] {
+      [weak = weak_from_this(), lives_as_long, accumulates = is_accumulating()] {
         const std::shared_ptr<FsdpState> state = weak.lock();
         if (state == nullptr) return;
         state->backward_.reset();
@@ -361,7 +375,7 @@ void FsdpState::end_with_backward() {
         if (state->current_ != nullptr) state->current_->reshard();
         for (FsdpUnit* unit : std::exchange(state->leaving_, {})) unit->reshard();
         state->finish_gradients(0);
-        if (state->no_sync == 0) state->send_held();  // of what this backward has not met
+        if (accumulates && state->no_sync == 0) state->send_held();  // of what it has not met
       });
 }
 
@@ -830,12 +844,13 @@ bool FsdpUnit::holds(const torch::autograd::Node* accumulation) const {
 at::Tensor FsdpUnit::resting_gradient(size_t index, const at::Tensor& grad) {
   if (!grad.defined()) return grad;
   const Spec& kept = *row_[index].kept;
-  if (state_->no_sync > 0 || may_hold_) {
-    if (holds(torch::autograd::impl::try_get_grad_accumulator(parameters_[index].tensor()).get())) {
-      may_hold_ = true;
+  if (in_backward_now()) state_->end_with_backward();
+  if (state_->no_sync > 0) {
+    const at::Tensor parameter = parameters_[index].tensor();
+    if (holds(torch::autograd::impl::try_get_grad_accumulator(parameter).get()) &&
+        (!parameter.grad().defined() || is_unsent(parameter.grad(), kept))) {
       return as_dtensor(grad, context_).to(kept.dtype);
     }
-    state_->end_with_backward();  // which sends what there is
   }
   // On the CPU those of several would be branches, for another thread than the device's.
   if (is_elsewhere() && c10::GradMode::is_enabled()) {
@@ -938,6 +953,7 @@ void FsdpUnit::begin_copies(variable_list& grads) {
 variable_list FsdpUnit::reduce(variable_list&& grads, const torch::autograd::Node& node) {
   // What is used from now on is of another graph.
   node_.reset();
+  state_->end_with_backward();
   if (c10::GradMode::is_enabled()) {  // gradients of these are wanted
     variable_list result(parameters_.size());
     for (size_t i = 0; i < grads.size(); ++i) result[i] = resting_gradient(i, grads[i]);
@@ -946,37 +962,74 @@ variable_list FsdpUnit::reduce(variable_list&& grads, const torch::autograd::Nod
   for (at::Tensor& grad : grads) {
     if (grad.defined()) grad = as_dtensor(grad, context_);
   }
-  // All go the same way: either a backward accumulates, or gradients are asked for.
-  const torch::autograd::edge_list& edges = node.next_edges();
-  if (std::any_of(edges.begin(), edges.end(),
-                  [&](const torch::autograd::Edge& edge) { return holds(edge.function.get()); })) {
-    may_hold_ = true;
-    reshard();
-    for (at::Tensor& grad : grads) {
-      if (grad.defined()) grad = with_dtype(grad, row_[0].kept->dtype);
+  if (state_->no_sync > 0) {
+    variable_list held = hold(grads, node);
+    if (std::any_of(grads.begin(), grads.end(), [](const at::Tensor& g) { return g.defined(); })) {
+      grads = bring_to_rest(std::move(grads));
+    } else {
+      reshard();
+    }
+    for (size_t i = 0; i < held.size(); ++i) {
+      if (held[i].defined()) grads[i] = std::move(held[i]);
     }
     return std::move(grads);
   }
-  if (may_hold_) add_held(grads, node);
-  return bring_to_rest(std::move(grads));
+  std::vector<at::Tensor> with_held = add_held(grads, node);
+  variable_list result = bring_to_rest(std::move(grads));
+  // Not before: a backward that fails leaves what was there.
+  for (at::Tensor& leaf : with_held) leaf.mutable_grad().reset();
+  return result;
 }
 
-// To those of this backward: then one reduction brings both.
-void FsdpUnit::add_held(variable_list& grads, const torch::autograd::Node& node) {
+namespace {
+
+// What adds to a gradient behind this edge, if this backward does. Null: it is another node.
+const torch::autograd::AccumulateGrad* accumulation_of(const torch::autograd::Edge& edge) {
+  if (!is_accumulated(edge.function.get())) return nullptr;
+  return dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get());
+}
+
+}  // namespace
+
+// Takes those that are to stay whole: not where a gradient is that has been sent. In memory of their own,
+// for autograd keeps them and adds to them in place.
+variable_list FsdpUnit::hold(variable_list& grads, const torch::autograd::Node& node) {
+  variable_list held(grads.size());
   for (size_t i = 0; i < grads.size(); ++i) {
-    const auto* accumulation =
-        dynamic_cast<const torch::autograd::AccumulateGrad*>(node.next_edge(i).function.get());
-    if (accumulation == nullptr || !is_accumulated(accumulation)) continue;
-    at::Tensor& held = accumulation->variable.mutable_grad();
-    if (!is_unsent(held, *row_[i].kept)) continue;
-    grads[i] = grads[i].defined() ? held.add_(grads[i]) : held;
-    held.reset();
+    const auto* accumulation = accumulation_of(node.next_edge(i));
+    if (!grads[i].defined() || accumulation == nullptr || !holds(accumulation)) continue;
+    const at::Tensor& there = accumulation->variable.grad();
+    if (there.defined() && !is_unsent(there, *row_[i].kept)) continue;
+    const DTensorMeta& meta = meta_of(grads[i]);
+    const bool is_of_unit = meta.part.state() == LocalPart::State::kGatheredOnUse;
+    if (const at::Tensor& local = meta.local(); is_of_unit || local.storage().use_count() > 1) {
+      at::Tensor copy = wrap(local.clone(), meta.spec, context_);
+      meta_of(copy).came_from(provenance_of(meta));
+      grads[i] = std::move(copy);
+    }
+    held[i] = with_dtype(std::exchange(grads[i], {}), row_[i].kept->dtype);
   }
+  return held;
+}
+
+// What was held, to the gradients of this backward: then one reduction brings both. Of which leaves it is.
+std::vector<at::Tensor> FsdpUnit::add_held(variable_list& grads,
+                                           const torch::autograd::Node& node) {
+  std::vector<at::Tensor> leaves;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const auto* accumulation = accumulation_of(node.next_edge(i));
+    if (accumulation == nullptr) continue;
+    const at::Tensor& held = accumulation->variable.grad();
+    // Hooks have seen what is held; it goes its own way, at the end.
+    if (!is_unsent(held, *row_[i].kept) || has_hooks(accumulation->variable)) continue;
+    grads[i] = grads[i].defined() ? held + grads[i] : held;
+    leaves.push_back(accumulation->variable);
+  }
+  return leaves;
 }
 
 void FsdpUnit::send_held() {
-  if (!may_hold_ || is_summoned()) return;
-  may_hold_ = false;
+  if (is_summoned()) return;
   const c10::InferenceMode normal(false);
   const c10::AutoGradMode no_grad(false);
   variable_list held(parameters_.size());
@@ -985,7 +1038,6 @@ void FsdpUnit::send_held() {
     const at::Tensor parameter = parameters_[i].tensor();
     if (!parameter.defined() || !is_unsent(parameter.grad(), *row_[i].kept)) continue;
     held[i] = parameter.grad();
-    parameter.mutable_grad().reset();
     is_any = true;
   }
   if (!is_any) return;

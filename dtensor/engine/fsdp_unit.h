@@ -19,6 +19,7 @@
 // Threads: as DTensors; a backward may run on autograd's thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -79,7 +80,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   FsdpCounters counters;
   // FullyShardNoSync scopes: while there are any, gradients stay whole, with the rank that has computed
   // them.
-  int no_sync = 0;
+  std::atomic<int> no_sync = 0;
   // What has stayed goes to where the parameters rest. Collective, if there is any.
   void send_held();
 
@@ -264,7 +265,10 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   CollectiveUnderWay gather_from_neighbours();
   bool holds(const torch::autograd::Node* accumulation) const;
   void send_held();
-  void add_held(torch::autograd::variable_list& grads, const torch::autograd::Node& node);
+  torch::autograd::variable_list hold(torch::autograd::variable_list& grads,
+                                      const torch::autograd::Node& node);
+  std::vector<at::Tensor> add_held(torch::autograd::variable_list& grads,
+                                   const torch::autograd::Node& node);
   torch::autograd::variable_list bring_to_rest(torch::autograd::variable_list&& grads);
   bool has_room_for(const at::TensorOptions& gradients) const {
     return is_allocated_ && gradients.dtype() == flat_.dtype();
@@ -296,7 +300,6 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   at::Tensor part_;                         // of what neighbours keep between forward and backward
   uint32_t part_version_ = 0;               // of the shard
   std::shared_ptr<UnitGradients> sending_;  // from the flat buffer; null: nobody uses that
-  bool may_hold_ = false;                   // a parameter may have a gradient that was not sent
   struct Summoned {
     at::Tensor flat;
     int scopes = 0, readers = 0;

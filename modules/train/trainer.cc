@@ -361,7 +361,7 @@ class Trainer::Run {
     }
     if (!is_last && options_.sync != nullptr) sync_waits.emplace(*options_.sync);
     std::optional<FullyShardNoSync> units_wait;
-    if (!is_last && options_.fully_shard_no_sync) units_wait.emplace(parts_.mesh, where_);
+    if (!is_last && options_.fully_shard_no_sync) units_wait.emplace(parts_.mesh);
     const std::optional<at::Tensor> value = loss(batch);
     if (!value.has_value()) return std::nullopt;
     if (!value->defined() || value->numel() != 1) {
@@ -513,6 +513,7 @@ Trainer::Trainer(torch::nn::Module& module, trainer_internal::AnyOptimizer optim
   std::string text;
   const absl::Status mine = checkpoint_internal::status_of([&] {
     check(module, options, comm->size() == 1);
+    if (options.fully_shard_no_sync) const FullyShardNoSync of_units(mesh);  // or it says why not
     text = text_of(options);
     return absl::OkStatus();
   });

@@ -382,8 +382,8 @@ func (m *Mesh) Reshard() error {
 // FullyShardNoSync calls body, in which Backward leaves the gradients of fully sharded parameters as they are: sums that
 // are still to be reduced, whole on each rank, which take memory as in a model that is not sharded. The next Backward
 // outside sends them with its own, one reduce-scatter for a unit; FinishGradSync sends what is left, and [Optimizer.Step]
-// refuses it. What rests on the CPU (WithComputeDevice) is sent in each Backward, as without. Calls nest; all ranks have
-// them around the same backwards. It fails where nothing on the mesh is fully sharded.
+// refuses it. A parameter that had its gradient before has it reduced in each Backward, as without; so has what rests on
+// the CPU (WithComputeDevice). Calls nest; all ranks have them around the same backwards, and zero gradients alike. It fails where nothing on the mesh is fully sharded.
 func (m *Mesh) FullyShardNoSync(body func() error) (err error) {
 	if body == nil {
 		return noBody()

@@ -2179,7 +2179,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Until the scope is freed, backward leaves the gradients of parameters in units of the mesh as they\n are: sums that are still to be reduced, whole on each rank, which take memory as in a model that is\n not sharded. The next backward that runs without such a scope sends them with its own, one\n reduce-scatter for a unit; swv_module_finish_grad_sync sends what is left, and swv_optimizer_step\n refuses it. A parameter that had its gradient before has it reduced in each backward, as without;\n so has what rests on the CPU (compute_device). Scopes nest and end in any order; all ranks have them\n around the same backwards. SWV_CODE_FAILED_PRECONDITION if nothing on the mesh is fully sharded."]
+    #[doc = " Until the scope is freed, backward leaves the gradients of parameters in units of the mesh as they\n are: sums that are still to be reduced, whole on each rank, which take memory as in a model that is\n not sharded. The next backward that runs without such a scope sends them with its own, one\n reduce-scatter for a unit; swv_module_finish_grad_sync sends what is left, and swv_optimizer_step\n refuses it. A parameter that had its gradient before has it reduced in each backward, as without;\n so has what rests on the CPU (compute_device), and what has a graph (create_graph). Scopes nest and\n end in any order; all ranks have them around the same backwards, and zero gradients alike.\n SWV_CODE_FAILED_PRECONDITION if nothing on the mesh is fully sharded."]
     pub fn swv_mesh_fully_shard_no_sync(
         mesh: *const swv_mesh,
         out_scope: *mut *mut swv_scope,

@@ -406,9 +406,10 @@ impl Mesh {
     /// that are still to be reduced, whole on each rank, which take memory as in a model that is not
     /// sharded. The next backward that runs without one sends them with its own, one reduce-scatter
     /// for a unit; [`Module::finish_grad_sync`](crate::Module::finish_grad_sync) sends what is left,
-    /// and [`Optimizer::step`](crate::Optimizer::step) refuses it. What rests on the CPU
-    /// (`compute_device`) is sent in each backward, as without. All ranks have it around the same
-    /// backwards. Fails where nothing on the mesh is fully sharded.
+    /// and [`Optimizer::step`](crate::Optimizer::step) refuses it. A parameter
+    /// that had its gradient before has it reduced in each backward, as without; so has what rests on
+    /// the CPU (`compute_device`). All ranks have it around the same backwards, and zero gradients
+    /// alike. Fails where nothing on the mesh is fully sharded.
     ///
     /// ```
     /// use shardweave::{nn, FullyShardOptions, Module, Placement::*, Tensor, World};
