@@ -1575,7 +1575,9 @@ typedef struct swv_fully_shard_options {
  * already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION for a write
  * to a view of a parameter, and for ranks that use units in different orders; with a compute_device
  * also in a captured step and where gradients would be recorded on the CPU, and
- * SWV_CODE_UNIMPLEMENTED for gradients of gradients. COLLECTIVE. */
+ * SWV_CODE_UNIMPLEMENTED for gradients of gradients. Of a backward that fails on one rank the others
+ * wait for its collectives: that rank returns its error or calls swv_comm_abort, and all end at once.
+ * COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_module_fully_shard(swv_module* module, const swv_mesh* mesh,
                                                         const swv_fully_shard_options* options,
                                                         swv_string** out_text,
@@ -1624,8 +1626,9 @@ SWV_API SWV_MUST_USE swv_status* swv_mesh_fully_shard_counters(
  * With rank -1 the parameters themselves are whole on every rank, in the memory of the plain tensors;
  * each rank keeps its part of what it has itself, so all write the same. With a rank, a place along
  * the dimension, that one alone has plain copies, and the parameters rest as ever. Without writeback
- * operators that write parameters are SWV_CODE_FAILED_PRECONDITION. So are operators on whole
- * parameters that record gradients. Of every rank's, scopes may be nested.
+ * operators that write parameters are SWV_CODE_FAILED_PRECONDITION, and what is written to the plain
+ * tensors is dropped. SWV_CODE_FAILED_PRECONDITION are operators on whole parameters that record
+ * gradients, too. Of every rank's, scopes may be nested.
  * SWV_CODE_FAILED_PRECONDITION if no parameter is fully sharded, one is deferred, for writeback inside
  * of a scope without, and for a rank's scope and another of the same units;
  * SWV_CODE_INVALID_ARGUMENT for a rank that is not there and for ranks that differ. COLLECTIVE. */

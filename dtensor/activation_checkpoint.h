@@ -10,6 +10,10 @@
 // parameters that the function uses are added to their .grad then, so backward() is the way to get
 // them, and torch::autograd::grad gives those of the inputs only.
 //
+// Tensors that require grad and are no parameters are inputs, too (a time embedding, what an encoder
+// gives): captured, they are differentiated through while the function's own backward runs, and a second
+// time by whoever else uses them, whose graph is gone then.
+//
 // The function must compute the same when it is called again. Second derivatives are refused.
 // Collective as the function is. The method is that of Chen, Xu, Zhang and Guestrin, "Training deep
 // nets with sublinear memory cost" (2016).

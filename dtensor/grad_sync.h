@@ -80,7 +80,9 @@ class GradSync {
   // NaN. Throws Error where the communicators have failed: then the mesh is lost, as ever.
   void discard();
 
-  // While it lives, backward sends nothing. Scopes may be nested.
+  // While it lives, backward sends nothing. Scopes may be nested. But a gradient that has been reduced
+  // and is there still, as zeros even (zero_grad(false), p.grad().zero_()), is added to where it lies:
+  // that sends each backward's, a parameter at a time.
   class NoSync {
    public:
     explicit NoSync(GradSync& sync);

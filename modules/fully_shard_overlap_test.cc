@@ -290,6 +290,29 @@ TEST(FullyShardOverlapTest, TheTraceShowsIt) {
 }
 
 // A backward that throws in the middle: the next one is as any.
+// A unit that is used again while its gradients travel, on a hybrid mesh: when they have been sent is a
+// matter of time, and the sums over replicas are collectives, too. Ranks that took them at different
+// places waited for each other, in a third of such backwards.
+TEST(FullyShardOverlapTest, UnitsThatAreUsedAgainOverReplicas) {
+  const absl::Status status =
+      run_ranks(4,
+                [](World& world) -> absl::Status {
+                  const auto mesh = init_device_mesh(world, {{"replicas", 2}, {"dp", 2}});
+                  if (!mesh.ok()) return mesh.status();
+                  for (int i = 0; i < 30; ++i) {  // the order of units is new each time
+                    nn::Linear a(16, 16), b(16, 16), c(16, 16);
+                    nn::Sequential model(a, b, c);
+                    fully_shard(*model, *mesh, {.mesh_dim = "dp", .units = kUnits});
+                    const at::Tensor x = ones({8, 16}, *mesh, {Shard(0), Shard(0)});
+                    a(c(a(b(a(x))))).sum().backward();
+                    EXPECT_EQ(layout_of(a->weight.grad()), layout_of(a->weight));
+                  }
+                  return absl::OkStatus();
+                },
+                {.timeout = absl::Seconds(20)});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(FullyShardOverlapTest, AfterABackwardThatFailed) {
   on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
     nn::Sequential model = make(), other = make();

@@ -309,6 +309,37 @@ TEST(ParallelizeModuleTest, WhatIsNoForwardRunsAsItIs) {
   });
 }
 
+// Its placements are for another number of dimensions, or for other ranks.
+TEST(ParallelizeModuleTest, AnInputOnAnotherMeshIsAnErrorBeforeItMoves) {
+  const absl::Status status = run_ranks(4, [](World& world) -> absl::Status {
+    const auto both = init_device_mesh(world, {{"dp", 2}, {"tp", 2}});
+    const auto one = init_device_mesh(world, {{"all", 4}});
+    const auto same = init_device_mesh(world, {{"a", 2}, {"b", 2}});
+    for (const auto& mesh : {both, one, same}) EXPECT_TRUE(mesh.ok());
+    nn::Linear layer(4, 6);
+    parallelize_module(*layer, *both,
+                       {.parameter = {{"weight", {{"tp", Shard(0)}}}},
+                        .forward = {{"input", {{"dp", Shard(0)}, {"tp", Replicate()}}}}});
+    nn::Linear flat(4, 6);
+    parallelize_module(*flat, *one, {.forward = {{"input", {{"all", Shard(0)}}}}});
+    const auto refused = [](const nn::Linear& to, const at::Tensor& x) {
+      try {
+        nn::Linear(to)->forward(x);
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_THAT(std::string(error.status().message()),
+                    AllOf(HasSubstr("the plan's 'input"), HasSubstr("lies on another mesh"),
+                          HasSubstr("; the plan's is DeviceMesh(")));
+      }
+    };
+    refused(layer, zeros({8, 4}, *one, {Shard(0)}));
+    refused(layer, zeros({8, 4}, *same, {Shard(0), Replicate()}));
+    refused(flat, zeros({8, 4}, *both, {Shard(0), Replicate()}));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // Everything that is no plain call of a layer, and still one.
 TEST(ParallelizeModuleTest, AWeightIsMetThroughCastsListsAndNewData) {
   on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {

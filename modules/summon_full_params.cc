@@ -17,7 +17,7 @@ namespace {
 
 using namespace dtensor_internal;
 
-constexpr char kFullParams[] = "summon_full_params";
+constexpr char kFullParams[] = "FullParams";
 
 [[noreturn]] void refuse_params(absl::StatusCode code, const std::string& why) {
   throw Error(kFullParams, absl::Status(code, why));

@@ -116,7 +116,9 @@ class ZeroPartition {
   // makes up for: with that the mesh is lost, as ever.
   void discard();
 
-  // While it lives, backward sends nothing in stage 2 either. Scopes may be nested.
+  // While it lives, backward sends nothing in stage 2 either. Scopes may be nested. But for gradients that
+  // have been reduced and are there still, as zeros even (zero_grad(false)): to these it adds, and sends, a
+  // parameter at a time.
   class NoSync {
    public:
     explicit NoSync(ZeroPartition& partition);

@@ -64,7 +64,7 @@ void check_writable(const DTensorMeta& meta, std::string_view op) {
   if (meta.family != nullptr && meta.family->resting != nullptr &&
       meta.family->resting->unit->is_read_only()) {
     refuse(meta, op,
-           "writes to a parameter that is summoned to be read (summon_full_params()); ask for "
+           "writes to a parameter that is summoned to be read (FullParams); ask for "
            "writeback, or write after that scope");
   }
   if (meta.detour == nullptr || meta.detour->moved.defined()) return;

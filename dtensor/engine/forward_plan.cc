@@ -425,6 +425,10 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
       if (is_new) settle_plain_tensors(*context);
       on_mesh = from_local(tensor, mesh, Placements(mesh->mesh().ndim()), tensor.sizes().vec(),
                            kNoSource);
+    } else if (meta_of(tensor).context != context) {
+      throw Error(absl::InvalidArgumentError(absl::StrCat("the tensor lies on another mesh, ",
+                                                          describe(tensor), "; the plan's is ",
+                                                          context->mesh().to_string())));
     }
     const Layout now = layout_of(on_mesh);
     const Layout wanted = layout_of_target(value->target, now, static_cast<int>(on_mesh.dim()));

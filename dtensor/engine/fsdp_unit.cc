@@ -287,7 +287,7 @@ void check_not_recorded(const c10::OperatorHandle& op, absl::Span<const IValue> 
       throw Error(op.operator_name().name,
                   absl::FailedPreconditionError(absl::StrCat(
                       "the parameter '", std::string(parameter_of(meta_of(tensor))),
-                      "' is summoned (summon_full_params()), to be read and written; gradients "
+                      "' is summoned (FullParams), to be read and written; gradients "
                       "are recorded after that scope, and in it operators run without")));
     });
   }
@@ -607,7 +607,9 @@ void FsdpUnit::begin_gather() {
         "parameters that rest on the CPU are copied from there by the host: a step that uses them "
         "cannot be captured"));
   }
-  if (sending_ != nullptr) std::shared_ptr<UnitGradients>(sending_)->finish();
+  // Not finish(), whose sums along other mesh dimensions have their place in the order of collectives: what
+  // is sent still is a matter of time, and differs between ranks.
+  if (sending_ != nullptr) std::shared_ptr<UnitGradients>(sending_)->give_up();
   for (const Parameter& p : parameters_) {  // made of what was there before
     if (const auto family = p.family.lock()) family->remembered.clear();
   }
@@ -889,7 +891,7 @@ std::shared_ptr<UnitGradients> FsdpUnit::send(variable_list& grads) {
   // beside it, they would be a fourth unit in memory.
   state_->wait_for_sent();
   finish_gather();
-  if (sending_ != nullptr) std::shared_ptr<UnitGradients>(sending_)->finish();
+  if (sending_ != nullptr) std::shared_ptr<UnitGradients>(sending_)->give_up();
   bool from_flat = false;
   int64_t bytes = 0;
   auto gradients = std::make_shared<UnitGradients>(

@@ -185,7 +185,7 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   void pack_if_made();
   // The parts that rest are about to be written: nobody may be reading them.
   void settle();
-  // summon_full_params(): from here to dismiss() the parameters themselves are whole along the mesh
+  // FullParams: from here to dismiss() the parameters themselves are whole along the mesh
   // dimension, in memory of their own, on every rank. As often as it is dismissed. Collective.
   void summon(bool read_only);
   // `keeps`: what was written. It becomes the parameters' when the last one has been dismissed. Local.

@@ -1,4 +1,4 @@
-// Units whose parameters are whole for a while, to be read and written (summon_full_params()).
+// Units whose parameters are whole for a while, to be read and written (FullParams).
 
 #include <algorithm>
 #include <numeric>
@@ -17,7 +17,7 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-constexpr std::string_view kSummon = "summon_full_params";
+constexpr std::string_view kSummon = "FullParams";
 
 at::Tensor memory_of(const FlatRow& row) {
   const Spec& kept = *row[0].kept;

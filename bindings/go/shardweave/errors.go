@@ -108,16 +108,17 @@ func newError(code Code, message string) *Error {
 
 // private turns what a callback returns into what the inner package understands.
 func private(err error) error {
+	rank, _ := RankOf(err)
 	if exact, ok := err.(*Error); ok {
-		return &c.Error{Code: int32(exact.Code), Message: exact.Message}
+		return &c.Error{Code: int32(exact.Code), Message: exact.Message, Rank: int32(rank)}
 	}
 	var outer *Error
 	if errors.As(err, &outer) { // with what was said around it
-		return &c.Error{Code: int32(outer.Code), Message: err.Error()}
+		return &c.Error{Code: int32(outer.Code), Message: err.Error(), Rank: int32(rank)}
 	}
 	var code Code
 	if errors.As(err, &code) {
-		return &c.Error{Code: int32(code), Message: err.Error()}
+		return &c.Error{Code: int32(code), Message: err.Error(), Rank: int32(rank)}
 	}
 	return err
 }

@@ -40,7 +40,7 @@ type (
 type Error struct {
 	Code    int32
 	Message string
-	Rank    int32 // of the world, whose error it is; -1: this rank's own, or not known. Not told to C
+	Rank    int32 // of the world, whose error it is; -1: this rank's own, or not known
 }
 
 func (e *Error) Error() string { return CodeName(e.Code) + ": " + e.Message }

@@ -114,7 +114,7 @@ func swvgo_log(handle C.uintptr_t, message *C.char) {
 
 // callback runs what must not panic across the border.
 func callback(f func() error) (status *C.swv_status) {
-	code, message, failed, returned := C.swv_code(C.SWV_CODE_UNKNOWN), "", true, false
+	code, message, rank, failed, returned := C.swv_code(C.SWV_CODE_UNKNOWN), "", int32(-1), true, false
 	defer func() {
 		if p := recover(); p != nil {
 			code, message = C.SWV_CODE_INTERNAL, fmt.Sprintf("panic: %v\n\n%s", p, debug.Stack())
@@ -127,7 +127,7 @@ func callback(f func() error) (status *C.swv_status) {
 		if failed {
 			text := C.CString(strings.ReplaceAll(message, "\x00", "?"))
 			defer C.free(unsafe.Pointer(text))
-			status = C.swv_status_new(code, text)
+			status = C.swv_status_new_of_rank(code, text, C.int32_t(rank))
 		}
 	}()
 	err := f()
@@ -136,7 +136,7 @@ func callback(f func() error) (status *C.swv_status) {
 	case nil:
 		failed = false
 	case *Error:
-		code, message = C.swv_code(err.Code), err.Message
+		code, message, rank = C.swv_code(err.Code), err.Message, err.Rank
 	default:
 		message = err.Error()
 	}

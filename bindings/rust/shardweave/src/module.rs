@@ -292,7 +292,10 @@ pub trait Module {
     /// within others may be given first, one by one. The result says what became a unit. A pattern
     /// or type that matches no module, a parameter that is cut along the dimension already, a unit
     /// with fewer elements than ranks, and ranks that differ are errors before anything changes.
-    /// Collective.
+    ///
+    /// Of a backward that fails on one rank the others wait for its collectives: that rank returns its
+    /// error (or calls [`Comm::abort`](crate::Comm::abort)), and all end at once. Several backwards
+    /// before a step: [`Mesh::fully_shard_no_sync`]. Collective.
     #[track_caller]
     fn fully_shard(&self, mesh: &Mesh, options: &FullyShardOptions) -> Result<Report> {
         let _here = called_here();
@@ -382,8 +385,9 @@ pub trait Module {
     /// Calls `body` while fully sharded parameters of the module are whole, along the mesh dimension
     /// that cuts them: on every rank, or plain copies of them on [one](FullParamsOptions::rank). With
     /// [`writeback`](FullParamsOptions::writeback) what was written is kept: on every rank each keeps
-    /// its part, so all write the same. Without, operators that write parameters fail, and where `body`
-    /// fails, nothing is kept. Operators on whole parameters that record gradients are errors.
+    /// its part, so all write the same. Without, operators that write parameters fail, and what is
+    /// written to the plain tensors of [`FullParams::get`](crate::FullParams::get) is dropped. Where
+    /// `body` fails, nothing is kept. Operators on whole parameters that record gradients are errors.
     ///
     /// ```no_run
     /// # use shardweave::{FullParamsOptions, Module};
