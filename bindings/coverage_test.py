@@ -19,6 +19,7 @@ TABLE = "A backend moves bytes for all languages alike; it is written against th
 NO_NEED = {
     "rust": {
         "swv_run_ranks": OWN,
+        "swv_status_new": "swv_status_new_of_rank: errors know their rank.",
         "swv_world_create_with_backend": TABLE,
         "swv_comm_coalesce": "Operations between the ends of a coalescing borrow their memory until its end, which nothing here says yet.",
         "swv_coalescing_finish": "As swv_comm_coalesce.",
@@ -48,6 +49,7 @@ NO_NEED = {
     },
     "go": {
         "swv_run_ranks": OWN,
+        "swv_status_new": "swv_status_new_of_rank: errors know their rank.",
         "swv_world_create_with_backend": TABLE,
         "swv_version": "The soname has the minor version, so the loader compares it.",
         "swv_world_share": "A pointer is shared as it is.",

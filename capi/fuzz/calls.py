@@ -62,7 +62,7 @@ def main():
     for i, (result, name) in enumerate(found):
         if result.split() == ["void"]:
             print(f"#define {name}(...) (::shardweave::capi::note({i}), {name}(__VA_ARGS__))")
-        elif name == "swv_status_new":  # which makes one and cannot fail
+        elif name.startswith("swv_status_new"):  # which make one and cannot fail
             print(f"#define {name}(...) (::shardweave::capi::note({i}), {name}(__VA_ARGS__))")
         else:
             print(f"#define {name}(...) ::shardweave::capi::noted({i}, {name}(__VA_ARGS__))")

@@ -412,7 +412,8 @@ impl Mesh {
     /// alike. Fails where nothing on the mesh is fully sharded.
     ///
     /// ```
-    /// use shardweave::{nn, FullyShardOptions, Module, Placement::*, Tensor, World};
+    /// use shardweave::nn::{self, Layer};
+    /// use shardweave::{FullyShardOptions, Module, Placement::*, Tensor, World};
     /// World::threads(2).run(|world| {
     ///     let mesh = world.device_mesh(&[("dp", 2)])?;
     ///     let net = nn::Linear::new(3, 2)?;
