@@ -13,7 +13,10 @@ swv_status* forward(void* user_data, const swv_function_call* call) {
       swv_status_free(swv_tensor_detach(call->inputs[i % call->num_inputs], &call->outputs[i]));
     }
   }
-  if (how % 5 == 3) return swv_status_new(SWV_CODE_CANCELLED, "the host does not want to");
+  if (how % 5 == 3) {
+    return swv_status_new_of_rank(SWV_CODE_CANCELLED, "the host does not want to",
+                                  static_cast<int32_t>(how % 3) - 1);
+  }
   return how % 3 == 0 ? swv_function_context_save(call->context, call->inputs, call->num_inputs)
                       : nullptr;
 }
@@ -22,10 +25,7 @@ swv_status* backward(void* user_data, const swv_function_call* call) {
   swv_tensor* saved = nullptr;
   swv_status_free(swv_function_context_saved(call->context, how % 2, &saved));
   swv_tensor_free(saved);
-  if (how % 7 == 1) {
-    return swv_status_new_of_rank(SWV_CODE_CANCELLED, "the host does not want to",
-                                  static_cast<int32_t>(how % 3) - 1);
-  }
+  if (how % 7 == 1) return swv_status_new(SWV_CODE_CANCELLED, "the host does not want to");
   for (size_t i = 0; i < call->num_outputs; ++i) {
     if (call->inputs[0] != nullptr && how % 4 != 0)
       swv_status_free(swv_tensor_share(call->inputs[0], &call->outputs[i]));
