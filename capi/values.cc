@@ -105,9 +105,15 @@ class ListPool {
  public:
   template <typename Fill>
   c10::List<T> get(size_t size, const Fill& fill) {
+    return get(size, fill, [](const c10::List<T>&) { return false; });
+  }
+  // `is_it`: whether a list has what `fill` would write; dims and sizes come again and again.
+  template <typename Fill, typename IsIt>
+  c10::List<T> get(size_t size, const Fill& fill, const IsIt& is_it) {
     const bool kept = size <= kLongestKept;
     for (c10::List<T>& list : lists_) {
       if (!kept || list.use_count() != 1) continue;
+      if (list.size() == size && is_it(list)) return list;
       list.clear();
       fill(list);
       return list;
@@ -258,8 +264,16 @@ bool numbers_list(Caches& caches, const swv_value& v, c10::IValue& result) {
 bool int_list(Caches& caches, const Argument& argument, const swv_value& v, Match match,
               c10::IValue& result) {
   if (v.kind == SWV_VALUE_INTS) {
-    result = list_of<int64_t>(caches, span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints"),
-                              [](int64_t x) { return x; });
+    const auto ints = span(v.as.ints.data, v.as.ints.size, "arguments[].as.ints");
+    result = std::get<ListPool<int64_t>>(caches.lists)
+                 .get(
+                     ints.size(),
+                     [&](c10::List<int64_t>& list) {
+                       for (const int64_t x : ints) list.push_back(x);
+                     },
+                     [&](const c10::List<int64_t>& list) {
+                       return std::equal(ints.begin(), ints.end(), list.begin());
+                     });
     return true;
   }
   if (v.kind == SWV_VALUE_INT && match == Match::kLenient) {
@@ -368,15 +382,21 @@ bool optional_tensor_list(Caches& caches, const swv_value& v, c10::IValue& resul
   return false;
 }
 
-void check_value(const swv_value& v) {
-  if (v.kind < 0 || v.kind > SWV_VALUE_FLOATS) [[unlikely]]
+// What is said is out of the way: this runs for each argument of each call.
+[[noreturn, gnu::noinline, gnu::cold]] void refuse_value(const swv_value& v) {
+  if (v.kind < 0 || v.kind > SWV_VALUE_FLOATS) {
     fail_argument("arguments[].kind", str_cat("is ", v.kind, "; wanted a swv_value_kind, 0 to ",
                                               int{SWV_VALUE_FLOATS}));
-  if (v.reserved != 0) [[unlikely]]
-    check_reserved(v.reserved, "arguments[].reserved");
-  if (v.kind == SWV_VALUE_BOOL && (v.as.integer & ~int64_t{1}) != 0) [[unlikely]]
-    fail_argument("arguments[].as.integer",
-                  str_cat("is ", v.as.integer, " of a bool; wanted 0 or 1"));
+  }
+  check_reserved(v.reserved, "arguments[].reserved");
+  fail_argument("arguments[].as.integer",
+                str_cat("is ", v.as.integer, " of a bool; wanted 0 or 1"));
+}
+inline void check_value(const swv_value& v) {
+  const bool is_kind = v.kind >= 0 && v.kind <= SWV_VALUE_FLOATS;
+  const bool is_bool = v.kind != SWV_VALUE_BOOL || (v.as.integer & ~int64_t{1}) == 0;
+  if (!is_kind || v.reserved != 0 || !is_bool) [[unlikely]]
+    refuse_value(v);
 }
 
 // --- results -------------------------------------------------------------------------------------
@@ -522,14 +542,10 @@ GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
   return true;
 }
 
-[[gnu::hot]] void check_capacity(const Signature& signature, const swv_value* results,
-                                 size_t capacity) {
-  if (capacity == 0) return;
+void refuse_capacity(const Signature& signature, const swv_value* results, size_t capacity) {
   if (results == nullptr) fail_null("out_results");
-  if (capacity < signature.results.size()) {
-    fail_argument("capacity", str_cat("is ", capacity, "; the operator has ",
-                                      signature.results.size(), " results"));
-  }
+  fail_argument("capacity", str_cat("is ", capacity, "; the operator has ",
+                                    signature.results.size(), " results"));
 }
 
 swv_value new_value(c10::IValue value, ArgType type) {

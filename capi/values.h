@@ -99,7 +99,12 @@ bool push_arguments(const Signature& signature, const GivenArguments& given, Mat
 void write_results(const Signature& signature, c10::Stack& stack, swv_value* results,
                    size_t capacity, size_t* out_num_results);
 // Before a call: that write_results will have room.
-void check_capacity(const Signature& signature, const swv_value* results, size_t capacity);
+[[noreturn]] void refuse_capacity(const Signature& signature, const swv_value* results,
+                                  size_t capacity);
+inline void check_capacity(const Signature& signature, const swv_value* results, size_t capacity) {
+  if (capacity != 0 && (results == nullptr || capacity < signature.results.size())) [[unlikely]]
+    refuse_capacity(signature, results, capacity);
+}
 
 // One IValue as a result.
 swv_value new_value(c10::IValue value, ArgType type);

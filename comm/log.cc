@@ -13,7 +13,6 @@ namespace {
 struct Place {
   std::mutex mutex;
   std::shared_ptr<const Log> log;  // null: stderr
-  std::atomic<bool> has_log{false};
 };
 
 // Never destroyed: threads may speak while the process ends.
@@ -21,6 +20,9 @@ Place& place() {
   static Place* const instance = new Place;
   return *instance;
 }
+
+// Whether there is one: operators ask before each call.
+constinit std::atomic<bool> is_set{false};
 
 }  // namespace
 
@@ -30,13 +32,13 @@ void set_log(Log log) {
   {
     const std::lock_guard lock(p.mutex);
     p.log.swap(made);
-    p.has_log.store(p.log != nullptr, std::memory_order_relaxed);
+    is_set.store(p.log != nullptr, std::memory_order_relaxed);
   }
   // `made` is the one before: it ends here, or in the last thread that is in it.
 }
 
 [[gnu::hot]] bool has_log() {
-  return place().has_log.load(std::memory_order_relaxed);
+  return is_set.load(std::memory_order_relaxed);
 }
 
 void say(std::string_view line) {
