@@ -130,9 +130,8 @@ std::string hidden_difference(const CallSignature& a, const CallSignature& b) {
   if (a.counts_hash != b.counts_hash) return ": the counts per rank differ";
   return ": these are about different things: what they move differs in its shape or layout, or in "
          "what it was computed from. An argument, operator, shape, layout, number or random seed "
-         "was "
-         "not the same on all ranks, here or before; or one has called a collective function that "
-         "the others have not (item() in a branch for one rank, say)";
+         "was not the same on all ranks, here or before; or one has called a collective function "
+         "that the others have not (item() in a branch for one rank, say)";
 }
 
 absl::Status check_same_call(std::string_view group, absl::Span<const CallSignature> by_rank) {

@@ -314,10 +314,13 @@ TEST(FullyShardNoSyncTest, MixedPrecision) {
       options.param_dtype = at::kBFloat16;
       options.reduce_dtype = reduced;
       shard(*model, mesh, options);
+      const int64_t before = fully_shard_counters(mesh).reduce_scatters;
       const CommTrace trace(mesh);
       accumulate(*model, [&](int i) { return fed(i, mesh); }, no_sync(mesh));
       expect_close(gradients_of(*model), wanted, 0.03);
       EXPECT_EQ(reduced_in(trace).collectives, kNumUnits + 1);
+      // As a unit's own, which go on while backward does.
+      EXPECT_EQ(fully_shard_counters(mesh).reduce_scatters - before, kNumUnits + 1);
       for (const CommEvent& event : trace.events()) {
         if (event.collective == "reduce_scatter") {
           EXPECT_EQ(event.dtype, reduced);
