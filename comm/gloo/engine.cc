@@ -211,6 +211,11 @@ absl::Status Engine::health() {
   return retold(failure_);
 }
 
+absl::Status Engine::failure() {
+  Lock lock(mutex_);
+  return retold(failure_);
+}
+
 bool Engine::is_gone(int peer) {
   Lock lock(mutex_);
   return peers_[peer].left || peers_[peer].gone;

@@ -67,7 +67,7 @@ class Engine {
   static constexpr std::chrono::milliseconds kDoze{2};
 
   // `channels` by rank, none at this rank's place. A group that cannot work (no eventfd is to be
-  // had) is broken from the beginning: see health().
+  // had) is broken from the beginning: see failure().
   Engine(GroupInfo group, std::vector<Channel> channels,
          const CollectiveSchedule::Limits& limits = CollectiveSchedule::Limits(),
          std::shared_ptr<FirstFailure> first_failure = std::make_shared<FirstFailure>(),
@@ -85,6 +85,8 @@ class Engine {
 
   // OK, or what broke the group, as far as this rank can know now. Does not wait.
   absl::Status health();
+  // The same of this rank alone, whatever the others have sent.
+  absl::Status failure();
   // Whether nothing will ever come from the rank any more, as far as health() has seen.
   bool is_gone(int peer);
   // ", after a failure: ..." if the rank has said so when it left, else "".

@@ -45,7 +45,8 @@ class GlooBackend : public Backend {
     auto engine = std::make_shared<Engine>(group, *std::move(channels),
                                            gloo_internal::CollectiveSchedule::Limits(),
                                            ancestors.first_failure);
-    if (absl::Status status = engine->health(); !status.ok()) return status;
+    // All ranks have connected. What others have broken since is for those who use the group to hear.
+    if (absl::Status status = engine->failure(); !status.ok()) return status;
     return std::unique_ptr<Backend>(new GlooBackend(std::move(store), std::move(group),
                                                     std::move(interface), std::move(prefix),
                                                     std::move(ancestors), std::move(engine)));

@@ -67,6 +67,25 @@ TEST(GlooBackendTest, WhoeverLeavesAfterAFailureSaysWhy) {
   }
 }
 
+// Some ranks are still making the group when others have broken it: it is that group's failure alone.
+TEST(GlooBackendTest, AGroupThatBreaksWhileItIsMadeDoesNotBreakItsParent) {
+  const std::vector<absl::Status> results =
+      run_on_threads(gloo_threads(), 4, [](const auto& comm) -> absl::Status {
+        for (int round = 0; round < 20; ++round) {
+          auto child = comm->split(0, comm->rank(), "child");
+          if (!child.ok()) return child.status();
+          if (comm->rank() == 0) {
+            child->reset();
+          } else {
+            EXPECT_FALSE((*child)->barrier().wait().ok());
+          }
+          if (absl::Status status = comm->barrier().wait(); !status.ok()) return status;
+        }
+        return absl::OkStatus();
+      });
+  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+}
+
 // Connects two ranks and runs a barrier; what each got.
 std::vector<absl::Status> connect_two(Store& store, const GlooOptions& options) {
   std::vector<absl::Status> results(2);

@@ -50,6 +50,7 @@ class CheckIn {
     for (int rank = 0; rank < info_.world_size; ++rank) members.push_back(member(rank));
     absl::Status all = wait(members, timeout_);
     if (absl::IsDeadlineExceeded(all)) {
+      if (absl::Status sizes = compare_sizes(); !sizes.ok()) return sizes;
       absl::StatusOr<std::string> missing = missing_ranks();
       if (!missing.ok()) return missing.status();
       return absl::DeadlineExceededError(
@@ -59,11 +60,9 @@ class CheckIn {
     if (!all.ok()) return all;
     std::vector<std::string> hosts;
     for (int rank = 0; rank < info_.world_size; ++rank) {
-      absl::StatusOr<std::string> entry = store_.get(members[rank], timeout_);
-      if (!entry.ok()) return entry.status();
-      const std::vector<std::string> parts = absl::StrSplit(*entry, absl::MaxSplits(' ', 1));
-      if (parts[0] != absl::StrCat(info_.world_size)) return different_size(rank, parts[0]);
-      hosts.push_back(parts.back());
+      absl::StatusOr<std::string> host = host_of(rank);
+      if (!host.ok()) return host.status();
+      hosts.push_back(*std::move(host));
     }
     return hosts;
   }
@@ -114,16 +113,43 @@ class CheckIn {
   std::string read(int rank) const { return absl::StrCat(prefix_, "read/", rank); }
   std::string verdict() const { return absl::StrCat(prefix_, "verdict"); }
 
-  // Says after a while who has not come.
-  absl::Status wait(const std::vector<std::string>& keys, absl::Duration timeout) {
-    absl::Status status = store_.wait(keys, std::min(timeout, patience_));
-    if (!absl::IsDeadlineExceeded(status) || timeout <= patience_) return status;
-    if (absl::StatusOr<std::string> missing = missing_ranks(); missing.ok()) {
-      say(absl::StrCat("rank ", info_.rank, " of ", info_.world_size, " has waited ",
-                       absl::FormatDuration(patience_), " for ", *missing, " at ",
-                       store_.describe(), " (run \"", info_.run, "\")"));
+  // What a rank that has come has said of itself.
+  absl::StatusOr<std::string> host_of(int rank) {
+    absl::StatusOr<std::string> entry = store_.get(member(rank), timeout_);
+    if (!entry.ok()) return entry.status();
+    const std::vector<std::string> parts = absl::StrSplit(*entry, absl::MaxSplits(' ', 1));
+    if (parts[0] != absl::StrCat(info_.world_size)) return different_size(rank, parts[0]);
+    return parts.back();
+  }
+
+  // Of those that have come: who was told of fewer ranks is not waited for by them.
+  absl::Status compare_sizes() {
+    for (int rank = 0; rank < info_.world_size; ++rank) {
+      absl::StatusOr<bool> there = store_.check({member(rank)});
+      if (!there.ok()) return there.status();
+      if (!*there) continue;
+      if (absl::StatusOr<std::string> host = host_of(rank); !host.ok()) return host.status();
     }
-    return store_.wait(keys, timeout - patience_);
+    return absl::OkStatus();
+  }
+
+  // Says after a while who has not come; rank 0 looks now and then whether they ever will.
+  absl::Status wait(const std::vector<std::string>& keys, absl::Duration timeout) {
+    for (bool said = false;; said = true) {
+      const absl::Duration now = std::min(timeout, std::max(patience_, absl::Milliseconds(1)));
+      absl::Status status = store_.wait(keys, now);
+      timeout -= now;
+      if (!absl::IsDeadlineExceeded(status) || timeout <= absl::ZeroDuration()) return status;
+      if (info_.rank == 0) {
+        if (absl::Status sizes = compare_sizes(); !sizes.ok()) return sizes;
+      }
+      if (said) continue;
+      if (absl::StatusOr<std::string> missing = missing_ranks(); missing.ok()) {
+        say(absl::StrCat("rank ", info_.rank, " of ", info_.world_size, " has waited ",
+                         absl::FormatDuration(patience_), " for ", *missing, " at ",
+                         store_.describe(), " (run \"", info_.run, "\")"));
+      }
+    }
   }
 
   // "ranks 1, 2": those that have not come.

@@ -147,6 +147,24 @@ TEST(CheckInTest, DifferentWorldSizes) {
   EXPECT_EQ(results[1].status().message(), "rank 1 was told of 2 ranks, rank 0 of 1");
 }
 
+// Of those that rank 0 waits for some have not been told that they exist: found before the deadline.
+TEST(CheckInTest, RankZeroWaitsForNoRankThatOthersDoNotKnow) {
+  auto store = make_in_process_store();
+  const absl::Time start = absl::Now();
+  absl::Status zero;
+  std::thread first([&] {
+    zero = check_in(*store, member(0, 4), "h", absl::Seconds(60), absl::Milliseconds(200)).status();
+  });
+  const absl::Status one =
+      check_in(*store, member(1, 2), "h", absl::Seconds(60), absl::Milliseconds(200)).status();
+  first.join();
+  for (const absl::Status& status : {zero, one}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(status.message(), "rank 0 was told of 4 ranks, rank 1 of 2");
+  }
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
+}
+
 TEST(CheckInTest, RefusesInvalidNumbers) {
   auto store = make_in_process_store();
   EXPECT_EQ(check_in(*store, member(3, 2), "h", absl::Seconds(1)).status().code(),

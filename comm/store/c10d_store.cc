@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <future>
 #include <limits>
 #include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
@@ -190,7 +192,21 @@ absl::StatusOr<std::shared_ptr<C10dStore>> open_c10d_store(const C10dStoreOption
   tcp.masterListenFd = options.listen_fd;
   const std::string what = options.serve ? ": cannot serve: " : ": cannot join: ";
   try {
-    return std::make_shared<TcpStore>(c10::make_intrusive<c10d::TCPStore>(options.host, tcp));
+    if (options.serve) {
+      return std::make_shared<TcpStore>(c10::make_intrusive<c10d::TCPStore>(options.host, tcp));
+    }
+    // LibTorch waits without end for a first word of what listens there, which may be anything. Nothing
+    // ends that: the thread is left behind.
+    std::packaged_task<c10::intrusive_ptr<c10d::TCPStore>()> task(
+        [host = options.host, tcp] { return c10::make_intrusive<c10d::TCPStore>(host, tcp); });
+    std::future<c10::intrusive_ptr<c10d::TCPStore>> joined = task.get_future();
+    std::thread(std::move(task)).detach();
+    if (joined.wait_until(absl::ToChronoTime(deadline)) != std::future_status::ready) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(where, ": what listens there has not answered as a store in ",
+                       absl::FormatDuration(options.timeout)));
+    }
+    return std::make_shared<TcpStore>(joined.get());
   } catch (const c10::Error& e) {
     return absl::UnavailableError(where + what + first_line(e.what_without_backtrace()));
   } catch (const std::exception& e) {

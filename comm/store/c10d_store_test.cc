@@ -179,6 +179,18 @@ TEST(C10dStoreTest, OccupiedPortIsUnavailable) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("cannot serve"));
 }
 
+// Another program has the port.
+TEST(C10dStoreTest, WhatListensAndSaysNothingIsNotWaitedForLonger) {
+  const Socket silent(4);
+  const absl::Time begin = absl::Now();
+  const absl::Status status =
+      open_c10d_store({.port = silent.port, .timeout = absl::Milliseconds(300)}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has not answered as a store in 300ms"));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+  ::close(silent.fd);  // which ends the thread that is left
+}
+
 TEST(C10dStoreTest, CallsAfterTheServerHasGoneAreUnavailable) {
   auto server = serve();
   auto client = join(server->port());

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -35,10 +36,11 @@ int exit_code_of(const absl::Status& status) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "Starts the ranks of a program on this machine; the first that fails ends the others.\n"
-      "Usage: launch [FLAGS] -- PROGRAM ARGUMENTS...\n"
-      "Example: launch -n 4 -- ./train --steps=60");
+  const std::string name = std::filesystem::path(argv[0]).filename();
+  absl::SetProgramUsageMessage(absl::StrCat(
+      "Starts the ranks of a program on this machine; the first that fails ends the others.\n",
+      "Usage: ", name, " [FLAGS] -- PROGRAM ARGUMENTS...\n", "Example: ", name,
+      " -n 4 -- ./train --steps=60"));
   // Abseil looks for files that are called as the program, which is installed under other names.
   const auto is_ours = [](absl::string_view file) {
     return absl::EndsWith(file, "launch_main.cc");
