@@ -9,12 +9,17 @@
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/activation_checkpoint.h"
+#include "shardweave/dtensor/engine/adopt.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/csrc/autograd/custom_function.h"
 #include "torch/custom_class.h"
 
 namespace shardweave::capi {
 namespace {
+
+using dtensor_internal::MeshContext;
 
 // --- backward ------------------------------------------------------------------------------------
 
@@ -32,14 +37,25 @@ BackwardOptions backward_options(const swv_backward_options* given) {
           flag(o.allow_unused, "options.allow_unused")};
 }
 
+// Null: it is plain.
+std::shared_ptr<MeshContext> mesh_of(const at::Tensor& t) {
+  return is_dtensor(t) ? dtensor_internal::meta_of(t).context : nullptr;
+}
+
+// The gradient of what lies on a mesh lies there, too: a plain one is the same on all ranks, which are
+// compared when a value leaves the mesh.
+at::Tensor gradient_on(const std::shared_ptr<MeshContext>& mesh, const at::Tensor& grad) {
+  if (mesh == nullptr || !grad.defined() || is_dtensor(grad)) return grad;
+  return dtensor_internal::as_dtensor(grad, mesh);
+}
+
 void backward(const swv_tensor* handle, const swv_tensor* gradient,
               const swv_backward_options* options) {
   const at::Tensor& t = tensor(handle, "tensor");
   const BackwardOptions o = backward_options(options);
+  const at::Tensor with = gradient == nullptr ? at::Tensor() : tensor(gradient, "gradient");
   const CallMode mode(SWV_MODE_GRAD, "mode");
-  torch::autograd::backward({t},
-                            {gradient == nullptr ? at::Tensor() : tensor(gradient, "gradient")},
-                            o.retain_graph, o.create_graph);
+  torch::autograd::backward({t}, {gradient_on(mesh_of(t), with)}, o.retain_graph, o.create_graph);
 }
 
 void gradients(const swv_tensor* const* outputs, size_t num_outputs,
@@ -56,6 +72,7 @@ void gradients(const swv_tensor* const* outputs, size_t num_outputs,
     with = tensors_or_undefined(grad_outputs, num_outputs, "grad_outputs");
   const std::vector<at::Tensor> by = tensors(inputs, num_inputs, "inputs");
   const CallMode mode(SWV_MODE_GRAD, "mode");
+  for (size_t i = 0; i < num_outputs; ++i) with[i] = gradient_on(mesh_of(of[i]), with[i]);
   write_tensors(torch::autograd::grad(of, by, with, o.retain_graph, o.create_graph, o.allow_unused),
                 out_grads);
 }
@@ -100,6 +117,11 @@ struct Drop {
 };
 using HostFunctionPtr = c10::intrusive_ptr<HostFunction>;
 
+// Of the inputs of a call: null where one is plain.
+struct InputMeshes : torch::CustomClassHolder {
+  std::vector<std::shared_ptr<MeshContext>> of;
+};
+
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -123,6 +145,9 @@ struct HostNode : torch::autograd::Function<HostNode> {
       sizes.push_back(input.is_nested() ? std::vector<int64_t>{-1} : input.sizes().vec());
     }
     ctx->saved_data["input_sizes"] = sizes;
+    auto meshes = c10::make_intrusive<InputMeshes>();
+    for (const at::Tensor& input : inputs) meshes->of.push_back(mesh_of(input));
+    ctx->saved_data["input_meshes"] = c10::IValue::make_capsule(std::move(meshes));
     return result;
   }
 
@@ -142,6 +167,9 @@ struct HostNode : torch::autograd::Function<HostNode> {
     const std::string its = str_cat(function->name(), ".backward");
     throw_if_failed(f.backward(f.user_data, &call), its);
     variable_list result = written.take("outputs");
+    const auto meshes = c10::static_intrusive_pointer_cast<InputMeshes>(
+        ctx->saved_data["input_meshes"].toCapsule());
+    for (size_t i = 0; i < num_inputs; ++i) result[i] = gradient_on(meshes->of[i], result[i]);
     for (size_t i = 0; i < num_inputs; ++i) {
       const std::vector<int64_t> wanted = sizes.toListRef()[i].toIntVector();
       if (!result[i].defined() || !ctx->needs_input_grad(i) || wanted == std::vector<int64_t>{-1}) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/dlpack.h"
@@ -407,6 +408,87 @@ TEST_F(BadInputTest, AGradientOfAnotherShapeIsTheFunctions) {
   expect_ok(swv_tensor_backward(y, tensor_, nullptr));
   swv_tensor_free(x);
   swv_tensor_free(y);
+}
+
+// A number that the dtype does not have.
+TEST_F(BadInputTest, ValuesThatTheDtypeDoesNotHave) {
+  swv_tensor* out = nullptr;
+  swv_tensor_options options = SWV_TENSOR_OPTIONS_INIT;
+  const std::pair<swv_dtype, double> wrong[] = {
+      {SWV_DTYPE_U8, 300},  {SWV_DTYPE_U8, NAN},  {SWV_DTYPE_I8, -129},  {SWV_DTYPE_I64, 1e30},
+      {SWV_DTYPE_U32, 5e9}, {SWV_DTYPE_F16, 1e6}, {SWV_DTYPE_F32, 1e300}};
+  for (swv_mesh* mesh : {static_cast<swv_mesh*>(nullptr), mesh_}) {
+    options.mesh = mesh;
+    for (const auto& [dtype, value] : wrong) {
+      options.dtype = dtype;
+      expect_fails(swv_tensor_full(nullptr, 0, value, &options, &out), SWV_CODE_INVALID_ARGUMENT,
+                   "argument 'value' is ");
+    }
+    for (const auto& [dtype, value] : {std::pair<swv_dtype, double>{SWV_DTYPE_F32, INFINITY},
+                                       {SWV_DTYPE_BF16, NAN},
+                                       {SWV_DTYPE_BOOL, 7},
+                                       {SWV_DTYPE_U8, 255},
+                                       {SWV_DTYPE_C64, 1e30}}) {
+      options.dtype = dtype;
+      expect_ok(swv_tensor_full(nullptr, 0, value, &options, &out));
+      swv_tensor_free(out);
+    }
+  }
+}
+
+TEST_F(BadInputTest, Schedules) {
+  swv_schedule schedule = SWV_SCHEDULE_INIT;
+  double factor = 0;
+  expect_ok(swv_schedule_factor(&schedule, 3, &factor));
+  for (const swv_schedule_shape shape :
+       {SWV_SCHEDULE_LINEAR, SWV_SCHEDULE_COSINE, SWV_SCHEDULE_WSD}) {
+    schedule.shape = shape;
+    schedule.steps = 0;  // the initializer's: every learning rate would be 0
+    expect_fails(swv_schedule_factor(&schedule, 0, &factor), SWV_CODE_INVALID_ARGUMENT,
+                 "'schedule.steps' is 0; wanted the number of steps to the end, 1 or more");
+    schedule.steps = 1;
+    expect_ok(swv_schedule_factor(&schedule, 0, &factor));
+  }
+  schedule.shape = 8;
+  expect_fails(swv_schedule_factor(&schedule, 0, &factor), SWV_CODE_INVALID_ARGUMENT,
+               "'schedule.shape' is 8; wanted a swv_schedule_shape, 0 to 4");
+}
+
+TEST_F(BadInputTest, SplitFactors) {
+  swv_placement placement = SWV_PLACEMENT_INIT;
+  placement.kind = SWV_PLACEMENT_STRIDED_SHARD;
+  swv_layout* layout = nullptr;
+  for (const int64_t factor : {-3, 0}) {
+    placement.split_factor = factor;
+    expect_fails(swv_layout_create(&placement, 1, nullptr, 0, &layout), SWV_CODE_INVALID_ARGUMENT,
+                 "'placements[0].split_factor' is ");
+  }
+}
+
+// What is given too much is not written, where nobody has asked for an overload with an output.
+TEST_F(BadInputTest, AnArgumentTooManyIsNoOutput) {
+  swv_op *relu = nullptr, *relu_out = nullptr;
+  expect_ok(swv_op_find("aten::relu", &relu));
+  expect_ok(swv_op_find("aten::relu.out", &relu_out));
+  const int64_t sizes[] = {2, 3};
+  swv_tensor* other = nullptr;
+  expect_ok(swv_tensor_full(sizes, 2, 5, nullptr, &other));
+  const swv_value args[] = {swv_value_tensor(tensor_), swv_value_tensor(other)};
+  const auto first = [&] {
+    swv_buffer buffer = SWV_BUFFER_INIT;
+    expect_ok(swv_tensor_buffer(other, &buffer));
+    return *static_cast<const float*>(buffer.data);
+  };
+  expect_fails(swv_op_call(relu, SWV_MODE_NO_GRAD, args, 2, nullptr, 0, nullptr),
+               SWV_CODE_INVALID_ARGUMENT, "aten::relu: the arguments (a tensor, a tensor)");
+  EXPECT_EQ(first(), 5);
+  const char* const name[] = {"out"};
+  expect_ok(swv_op_call_named(relu, SWV_MODE_NO_GRAD, args, 2, name, 1, nullptr, 0, nullptr));
+  EXPECT_EQ(first(), 1);
+  expect_ok(swv_op_call(relu_out, SWV_MODE_NO_GRAD, args, 2, nullptr, 0, nullptr));
+  swv_tensor_free(other);
+  swv_op_free(relu);
+  swv_op_free(relu_out);
 }
 
 TEST_F(BadInputTest, CostModels) {

@@ -27,7 +27,7 @@ swv_checks checks_of_environment() {
 std::atomic<swv_checks> checks{checks_of_environment()};
 // Whether every handle that there is was entered. Where there were no checks for a while, what the
 // table does not know may be one of then.
-std::atomic<bool> all_are_entered{checks.load() != SWV_CHECKS_OFF};
+std::atomic<bool> all_are_entered{true};
 
 bool abort_on_misuse() {
   return checks.load(std::memory_order_relaxed) == SWV_CHECKS_ABORT;
@@ -131,7 +131,7 @@ static_assert(std::size(kKindNames) < Table::kAlive);
 
 }  // namespace
 
-std::atomic<bool> handles_are_checked{checks.load() != SWV_CHECKS_OFF};
+std::atomic<bool> handles_are_checked{true};
 
 swv_status* out_of_memory() {
   // Never freed.
@@ -157,6 +157,10 @@ void enter_uncounted(HandleBase* handle) {
 }
 
 void enter(HandleBase* handle) {
+  if (checks.load(std::memory_order_relaxed) == SWV_CHECKS_OFF) {  // it is the first one
+    set_checks(SWV_CHECKS_OFF);
+    return;
+  }
   enter_uncounted(handle);
   alive.fetch_add(1, std::memory_order_relaxed);
 }
@@ -186,7 +190,8 @@ void keep_memory(void* memory) {
 }
 
 int64_t live_handles() {
-  return check_handles() ? alive.load(std::memory_order_relaxed) : -1;
+  const bool are_checked = checks.load(std::memory_order_relaxed) != SWV_CHECKS_OFF;
+  return are_checked ? alive.load(std::memory_order_relaxed) : -1;
 }
 
 void set_checks(swv_checks wanted) {

@@ -64,7 +64,8 @@ struct Handle : HandleBase {
   Handle() : HandleBase(K) {}
 };
 
-// Whether there are checks: SWV_CHECK_HANDLES, then swv_set_handle_checks.
+// Whether there are checks: SWV_CHECK_HANDLES, then swv_set_handle_checks. Until the first handle is made
+// it counts as if there were, so that nothing else has to ask whether there are handles without.
 extern std::atomic<bool> handles_are_checked;
 inline bool check_handles() {
   return handles_are_checked.load(std::memory_order_relaxed);

@@ -18,6 +18,10 @@ Placement placement(const swv_placement& p) {
     case SWV_PLACEMENT_SHARD:
       return Shard(p.dim);
     case SWV_PLACEMENT_STRIDED_SHARD:
+      if (p.split_factor < 1) {
+        fail_argument("placements[].split_factor",
+                      str_cat("is ", p.split_factor, "; wanted 1 or more"));
+      }
       return StridedShard(p.dim, p.split_factor);
     case SWV_PLACEMENT_RAGGED_SHARD: {
       const auto sizes = span(p.sizes, p.num_sizes, "placements[].sizes", kMaxRaggedSizes);

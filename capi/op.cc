@@ -113,6 +113,14 @@ bool before(const Overload& a, const Overload& b) {
        str_cat("argument 'name': there is no operator '", wanted, "'", suggestion(wanted, names)));
 }
 
+// One argument too many is no output, which would be overwritten, where nobody has said which overload.
+void keep_outputs_by_name(Overload& overload) {
+  const std::vector<c10::Argument>& arguments = overload.handle.schema().arguments();
+  const auto first = std::find_if(arguments.begin(), arguments.end(),
+                                  [](const c10::Argument& a) { return a.is_out(); });
+  overload.signature.most_by_position = static_cast<size_t>(first - arguments.begin());
+}
+
 swv_op* find_op(std::string_view given) {
   std::string name(given);
   if (name.find("::") == std::string::npos) name = str_cat("aten::", name);
@@ -130,6 +138,7 @@ swv_op* find_op(std::string_view given) {
       if (each.name != name) continue;
       if (auto handle = dispatcher.findSchema(each)) {
         overloads.push_back({*handle, Signature(handle->schema())});
+        keep_outputs_by_name(overloads.back());
       }
     }
     std::sort(overloads.begin(), overloads.end(), before);

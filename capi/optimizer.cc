@@ -199,6 +199,12 @@ MuonOptions muon_options(const swv_muon_options* given) {
 double schedule_factor(const swv_schedule* given, int64_t step) {
   const swv_schedule o = required_options<swv_schedule>(given, SWV_SCHEDULE_INIT, "schedule");
   if (step < 0) fail_argument("step", str_cat("is ", step, "; wanted 0 or more"));
+  const bool ends = o.shape == SWV_SCHEDULE_LINEAR || o.shape == SWV_SCHEDULE_COSINE ||
+                    o.shape == SWV_SCHEDULE_WSD;
+  if (ends && o.steps < 1) {  // of 0 steps every learning rate would be 0
+    fail_argument("schedule.steps",
+                  str_cat("is ", o.steps, "; wanted the number of steps to the end, 1 or more"));
+  }
   const auto with_shape = [&]() -> Schedule {
     switch (o.shape) {
       case SWV_SCHEDULE_CONSTANT:
@@ -212,9 +218,9 @@ double schedule_factor(const swv_schedule* given, int64_t step) {
       case SWV_SCHEDULE_STEP:
         return Schedule::step(o.steps, o.gamma);
       default:
-        fail_argument("schedule.shape", str_cat("is ", o.shape,
-                                                "; wanted SWV_SCHEDULE_CONSTANT, "
-                                                "or another"));
+        fail_argument("schedule.shape",
+                      str_cat("is ", o.shape, "; wanted a swv_schedule_shape, 0 to ",
+                              int{SWV_SCHEDULE_STEP}));
     }
   };
   return with_shape().warmup(o.warmup).floor(o.floor).factor(step);

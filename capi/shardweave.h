@@ -95,10 +95,10 @@
  * Functions marked COLLECTIVE communicate: all ranks of the mesh or the group call them in the same
  * order. So do operators on sharded tensors.
  *
- * Checks. With SWV_CHECK_HANDLES=1 in the environment, or after swv_set_handle_checks, every handle
- * is looked up before it is used: one of another kind, or that was freed, or that never was one, is
- * an error; _free says so where swv_set_log wants it. SWV_CHECK_HANDLES=abort ends the process
- * there. (Without, only the kind is looked at.)
+ * Checks. With SWV_CHECK_HANDLES=1 in the environment, or after swv_set_handle_checks before the first
+ * handle is made, every handle is looked up before it is used: one of another kind, or that was freed,
+ * or that never was one, is an error; _free says so where swv_set_log wants it. SWV_CHECK_HANDLES=abort
+ * ends the process there. (Without, only the kind is looked at.)
  *
  * C11 and C++. Link with -lshardweave (pkg-config shardweave). No symbol of LibTorch is exported.
  */
@@ -235,7 +235,8 @@ enum {
 };
 
 /* Whether handles are looked up, from now on, in the whole process. Of a handle that was made
- * without checks only the kind is looked at. */
+ * without checks only the kind is looked at, and what never was a handle may be taken for one of
+ * those: best called before the first handle is made. */
 SWV_API SWV_MUST_USE swv_status* swv_set_handle_checks(swv_checks checks);
 
 /* What the library has to say while no call fails: who is waited for, which operator gathers.
@@ -385,7 +386,9 @@ SWV_API SWV_MUST_USE swv_status* swv_world_abort(swv_world* world, const char* r
  * SWV_CODE_DEADLINE_EXCEEDED. An error that is not of this rank's arguments alone breaks the group.
  */
 
-/* `count` elements at `data`; data may be NULL if count is 0. */
+/* `count` elements at `data`; data may be NULL if count is 0. The dtype has to be said. Complex numbers
+ * are not moved (give twice as many F32 or F64), 8-bit floats not reduced; SWV_REDUCE_AVG of integers
+ * rounds towards zero. */
 typedef struct swv_buffer {
   size_t struct_size;
   void* data; /* only read where the buffer is an input */
@@ -854,7 +857,8 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_from_data(const void* data, size_t n
                                                       const swv_tensor_options* options,
                                                       swv_tensor** out_tensor);
 
-/* DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and
+/* DLPack 1.x; the struct is declared in dlpack.h of github.com/dmlc/dlpack, which is not installed
+ * here. No copies. from_dlpack takes `managed` over and
  * runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the
  * caller runs the deleter. From then on the tensor's memory stays where it is: what would resize it
  * (resize_, an out= argument of another size) fails. stream: of a GPU, the one (a cudaStream_t) on
@@ -923,7 +927,8 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_distribute(const swv_tensor* tensor,
                                                        const swv_distribute_options* options,
                                                        swv_tensor** out_tensor);
 /* From every rank's part. sizes NULL: the global sizes are worked out from the parts,
- * COLLECTIVE; parts that are not those of an even split, 1 + 2 rows, make a shard a ragged one. */
+ * COLLECTIVE; parts that are not those of an even split, 1 + 2 rows, make a shard a ragged one. What
+ * is replicated has to be the same on all ranks, and is not compared. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_from_local(const swv_tensor* local,
                                                        const swv_mesh* mesh,
                                                        const swv_layout* layout,
@@ -1024,11 +1029,12 @@ SWV_API void swv_op_free(swv_op* op);
 /* The schemas of its overloads, a line each. */
 SWV_API SWV_MUST_USE swv_status* swv_op_schema(const swv_op* op, swv_string** out_text);
 
-/* Arguments in the schema's order; those that are left out at the end have their defaults. Where
- * the schema wants a Tensor, a number does too, but for one that is written; where it wants int[2],
- * a single integer; where float, an integer. Writes as many results as the operator has; `capacity`
- * must suffice, or be 0, which drops them. out_num_results may be NULL. An error lists the kinds that
- * were given and the schemas if no overload fits. */
+/* Arguments in the schema's order; those that are left out at the end have their defaults. Outputs
+ * (out=) go by name, swv_op_call_named, or by position to an overload that was asked for, as
+ * "aten::add.out". Where the schema wants a Tensor, a number does too, but for one that is written;
+ * where it wants int[2], a single integer; where float, an integer. Writes as many results as the
+ * operator has; `capacity` must suffice, or be 0, which drops them. out_num_results may be NULL. An
+ * error lists the kinds that were given and the schemas if no overload fits. */
 SWV_API SWV_MUST_USE swv_status* swv_op_call(const swv_op* op, swv_grad_mode mode,
                                              const swv_value* arguments, size_t num_arguments,
                                              swv_value* out_results, size_t capacity,
@@ -1074,7 +1080,8 @@ typedef struct swv_backward_options {
 #define SWV_BACKWARD_OPTIONS_INIT {SWV_SIZE_TO(swv_backward_options, allow_unused), 0, 0, 0}
 
 /* Adds to the gradients of the leaves that `tensor` depends on. gradient NULL: 1, of a tensor with
- * one element. Runs on the calling thread. COLLECTIVE on sharded tensors. */
+ * one element. A plain gradient of a sharded tensor is the same on all ranks, which are compared
+ * before a value leaves the mesh. Runs on the calling thread. COLLECTIVE on sharded tensors. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_backward(const swv_tensor* tensor,
                                                      const swv_tensor* gradient,
                                                      const swv_backward_options* options);
@@ -2093,7 +2100,7 @@ enum {
 };
 typedef struct swv_schedule {
   size_t struct_size;
-  int64_t steps;
+  int64_t steps;  /* of LINEAR, COSINE and WSD 1 or more */
   int64_t decay;  /* of SWV_SCHEDULE_WSD */
   int64_t warmup; /* from 0 in a line up to 1 at this step; the shape begins behind it */
   double gamma;   /* of SWV_SCHEDULE_STEP, 0 or more */

@@ -26,6 +26,15 @@ std::string use(swv_plan* plan) {
   return message_of(status);
 }
 
+// Where they come before any handle, whatever the library has not made is none. (The first test here.)
+TEST(SwitchesTest, ChecksBeforeTheFirstHandle) {
+  EXPECT_EQ(swv_live_handles(), -1) << "SWV_CHECK_HANDLES is set";
+  CHECK_OK(swv_set_handle_checks(SWV_CHECKS_REPORT));
+  auto* const nowhere = reinterpret_cast<swv_plan*>(0x1230);  // NOLINT: it is not looked at
+  EXPECT_NE(use(nowhere).find("argument 'plan' is no handle"), std::string::npos);
+  CHECK_OK(swv_set_handle_checks(SWV_CHECKS_OFF));
+}
+
 // Checks come and go; what was made in between is no misuse.
 TEST(SwitchesTest, HandleChecks) {
   EXPECT_EQ(swv_live_handles(), -1) << "SWV_CHECK_HANDLES is set";

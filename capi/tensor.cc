@@ -12,6 +12,7 @@
 #include "ATen/ops/randn.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_join.h"
+#include "c10/util/TypeCast.h"
 #include "shardweave/capi/deferred.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
@@ -87,6 +88,43 @@ swv_tensor* new_filled(const int64_t* given, size_t ndim, const swv_tensor_optio
       [](at::IntArrayRef shape, const shardweave::MeshPtr& mesh,                            \
          const shardweave::Placements& placements,                                          \
          const at::TensorOptions& o) { return shardweave::name(shape, mesh, placements, o); })
+
+bool overflows(double value, at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kByte:
+      return c10::overflows<uint8_t>(value);
+    case at::kChar:
+      return c10::overflows<int8_t>(value);
+    case at::kShort:
+      return c10::overflows<int16_t>(value);
+    case at::kInt:
+      return c10::overflows<int32_t>(value);
+    case at::kLong:
+      return c10::overflows<int64_t>(value);
+    case at::ScalarType::UInt16:
+      return c10::overflows<uint16_t>(value);
+    case at::ScalarType::UInt32:
+      return c10::overflows<uint32_t>(value);
+    case at::ScalarType::UInt64:
+      return c10::overflows<uint64_t>(value);
+    case at::kHalf:
+      return c10::overflows<at::Half>(value);
+    case at::kBFloat16:
+      return c10::overflows<at::BFloat16>(value);
+    case at::kFloat:
+      return c10::overflows<float>(value);
+    default:
+      return false;
+  }
+}
+
+// LibTorch fills no tensor with a number that its elements cannot be, and calls that an internal error.
+void check_fits(double value, const at::TensorOptions& options) {
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+  if (!overflows(value, dtype)) return;
+  fail_argument("value",
+                str_cat("is ", value, ", which is no number of dtype ", c10::toString(dtype)));
+}
 
 std::string to_string(const at::Tensor& t) {
   if (is_dtensor(t)) return describe(t);
@@ -356,10 +394,12 @@ swv_status* swv_tensor_full(const int64_t* sizes, size_t ndim, double value,
     return new_filled(
         sizes, ndim, options,
         [&](at::IntArrayRef shape, const at::TensorOptions& o) {
+          check_fits(value, o);
           return at::full(shape, value, o);
         },
         [&](at::IntArrayRef shape, const shardweave::MeshPtr& mesh,
             const shardweave::Placements& placements, const at::TensorOptions& o) {
+          check_fits(value, o);
           return shardweave::full(shape, value, mesh, placements, o);
         });
   });

@@ -472,6 +472,7 @@ Signature::Signature(const c10::FunctionSchema& schema) {
   std::ostringstream out;
   out << schema;
   text = out.str();
+  most_by_position = arguments.size();
 }
 
 [[gnu::hot]] GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments) {
@@ -498,8 +499,8 @@ GivenArguments given_arguments(const swv_value* arguments, size_t num_arguments,
     if (mismatch != nullptr) *mismatch = str_cat(why...);
     return false;
   };
-  if (positional > signature.arguments.size()) {
-    return refuse("takes ", signature.arguments.size(), " arguments, not ", given.values.size());
+  if (positional > signature.most_by_position) {
+    return refuse("takes ", signature.most_by_position, " arguments, not ", given.values.size());
   }
   size_t named = 0;
   for (size_t i = 0; i < signature.arguments.size(); ++i) {

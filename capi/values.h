@@ -58,6 +58,8 @@ struct Signature {
   std::vector<ArgType> results;
   std::string text;  // the schema
   bool has_out = false;
+  // Of the arguments, the first, that are taken without a name.
+  size_t most_by_position = 0;
 };
 
 // The arguments of one call, as they came. The last names.size() are given by name.

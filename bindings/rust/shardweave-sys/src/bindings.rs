@@ -209,7 +209,7 @@ pub const SWV_CHECKS_REPORT: i32 = 1;
 pub const SWV_CHECKS_ABORT: i32 = 2;
 extern "C" {
     #[must_use]
-    #[doc = " Whether handles are looked up, from now on, in the whole process. Of a handle that was made\n without checks only the kind is looked at."]
+    #[doc = " Whether handles are looked up, from now on, in the whole process. Of a handle that was made\n without checks only the kind is looked at, and what never was a handle may be taken for one of\n those: best called before the first handle is made."]
     pub fn swv_set_handle_checks(checks: swv_checks) -> *mut swv_status;
 }
 #[doc = " What the library has to say while no call fails: who is waited for, which operator gathers.\n `message` is one line, without an end of line, and lives during the call. Any thread, several at\n once; calls nothing of this library."]
@@ -400,7 +400,7 @@ extern "C" {
         reason: *const ::std::os::raw::c_char,
     ) -> *mut swv_status;
 }
-#[doc = " `count` elements at `data`; data may be NULL if count is 0."]
+#[doc = " `count` elements at `data`; data may be NULL if count is 0. The dtype has to be said. Complex numbers\n are not moved (give twice as many F32 or F64), 8-bit floats not reduced; SWV_REDUCE_AVG of integers\n rounds towards zero."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_buffer {
@@ -1156,7 +1156,7 @@ extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-#[doc = " DLPack 1.x; the struct is declared in dlpack.h. No copies. from_dlpack takes `managed` over and\n runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the\n caller runs the deleter. From then on the tensor's memory stays where it is: what would resize it\n (resize_, an out= argument of another size) fails. stream: of a GPU, the one (a cudaStream_t) on\n which the other side uses the memory; NULL: the default one, which is all that there is yet."]
+#[doc = " DLPack 1.x; the struct is declared in dlpack.h of github.com/dmlc/dlpack, which is not installed\n here. No copies. from_dlpack takes `managed` over and\n runs its deleter, also on failure. to_dlpack wants a plain tensor that does not require grad; the\n caller runs the deleter. From then on the tensor's memory stays where it is: what would resize it\n (resize_, an out= argument of another size) fails. stream: of a GPU, the one (a cudaStream_t) on\n which the other side uses the memory; NULL: the default one, which is all that there is yet."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct DLManagedTensorVersioned {
@@ -1310,7 +1310,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " From every rank's part. sizes NULL: the global sizes are worked out from the parts,\n COLLECTIVE; parts that are not those of an even split, 1 + 2 rows, make a shard a ragged one."]
+    #[doc = " From every rank's part. sizes NULL: the global sizes are worked out from the parts,\n COLLECTIVE; parts that are not those of an even split, 1 + 2 rows, make a shard a ragged one. What\n is replicated has to be the same on all ranks, and is not compared."]
     pub fn swv_tensor_from_local(
         local: *const swv_tensor,
         mesh: *const swv_mesh,
@@ -1467,7 +1467,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Where\n the schema wants a Tensor, a number does too, but for one that is written; where it wants int[2],\n a single integer; where float, an integer. Writes as many results as the operator has; `capacity`\n must suffice, or be 0, which drops them. out_num_results may be NULL. An error lists the kinds that\n were given and the schemas if no overload fits."]
+    #[doc = " Arguments in the schema's order; those that are left out at the end have their defaults. Outputs\n (out=) go by name, swv_op_call_named, or by position to an overload that was asked for, as\n \"aten::add.out\". Where the schema wants a Tensor, a number does too, but for one that is written;\n where it wants int[2], a single integer; where float, an integer. Writes as many results as the\n operator has; `capacity` must suffice, or be 0, which drops them. out_num_results may be NULL. An\n error lists the kinds that were given and the schemas if no overload fits."]
     pub fn swv_op_call(
         op: *const swv_op,
         mode: swv_grad_mode,
@@ -1561,7 +1561,7 @@ pub struct swv_backward_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Adds to the gradients of the leaves that `tensor` depends on. gradient NULL: 1, of a tensor with\n one element. Runs on the calling thread. COLLECTIVE on sharded tensors."]
+    #[doc = " Adds to the gradients of the leaves that `tensor` depends on. gradient NULL: 1, of a tensor with\n one element. A plain gradient of a sharded tensor is the same on all ranks, which are compared\n before a value leaves the mesh. Runs on the calling thread. COLLECTIVE on sharded tensors."]
     pub fn swv_tensor_backward(
         tensor: *const swv_tensor,
         gradient: *const swv_tensor,
@@ -2786,6 +2786,7 @@ pub const SWV_SCHEDULE_STEP: i32 = 4;
 #[derive(Debug, Copy, Clone)]
 pub struct swv_schedule {
     pub struct_size: usize,
+    #[doc = " of LINEAR, COSINE and WSD 1 or more"]
     pub steps: i64,
     #[doc = " of SWV_SCHEDULE_WSD"]
     pub decay: i64,
