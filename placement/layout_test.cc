@@ -109,6 +109,7 @@ TEST(LayoutTest, SaysWhereATextIsWrong) {
       {"[S(0)@-1]", "expected the turn of the cut"},
       {"S(0)", "cannot read the layout \"S(0)\": expected \"[\" at position 0"},
       {"[S(0)] ]", "expected the end at position 7"},
+      {"[Shard(0)]", "found \"hard(0)]\"; placements are written R, S(0), P or P(max)"},
   };
   for (const auto& c : cases) {
     const auto l = Layout::parse(c.text);

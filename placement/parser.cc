@@ -32,9 +32,10 @@ void Parser::skip_spaces() {
 
 bool Parser::fail(const std::string& expected) {
   const std::string_view rest = text_.substr(position_, 16);
-  status_ = absl::InvalidArgumentError(absl::StrCat(
-      "cannot read the ", what_, " ", quoted(text_), ": expected ", expected, " at position ",
-      position_, ", found ", rest.empty() ? "the end" : quoted(rest)));
+  status_ = absl::InvalidArgumentError(
+      absl::StrCat("cannot read the ", what_, " ", quoted(text_), ": expected ", expected,
+                   " at position ", position_, ", found ", rest.empty() ? "the end" : quoted(rest),
+                   "; placements are written R, S(0), P or P(max), a layout [S(0), R]"));
   return false;
 }
 
