@@ -4,7 +4,7 @@
     ./bazelw run -c opt //bench:data_parallel -- --json    # one line
 
 PyTorch's DistributedDataParallel and fully_shard (FSDP2) and ours run on two Gloo processes, JAX's jit on two host devices
-and ours on two rank threads. ZeRO's peer is our own DDP. The peers are installed once, by pip (tools/python). Each figure is
+and ours on two rank threads. "fsdp x4": a step of four micro-batches, whose gradients are sent once (no_sync). ZeRO's peer is our own DDP. The peers are installed once, by pip (tools/python). Each figure is
 the median of --repeat runs; the runs of ours and theirs alternate, so that a noisy machine is noisy for both. A bound that is
 missed is shown, and no failure.
 
@@ -26,6 +26,7 @@ from side_by_side import PACKAGES, jax, measured, ours, python_env, row, run, ta
 # name; dim, layers, seq, batch of a rank, steps; at least: FSDP2 / ours, DDP / ours, JAX / ours
 SIZES = [("d=64", (64, 4, 32, 4, 60), 5, 1.5, 1), ("d=256", (256, 4, 128, 4, 15), 1.5, 1, 1)]
 RANKS = 2
+MICRO_BATCHES = 4  # of a step, whose gradients travel once
 MEMORY_WITHIN = 0.05
 
 
@@ -36,12 +37,16 @@ def times(python, train, repeat):
         of_all = (dim, layers, seq, RANKS * batch, steps)
         theirs = os.path.join(PEERS, "torch_gpt.py")
 
-        def compare(mode, peer, peer_runs, backend, bound):
-            kinds = {peer: peer_runs, "ours": lambda: ours(train, backend, mode, of_all)}
-            rows.append(row(name, mode, peer, measured(kinds, name + " " + mode, repeat), bound))
+        def compare(mode, peer, peer_runs, backend, bound, sizes=of_all):
+            label = mode if sizes is of_all else "%s x%d" % (mode, MICRO_BATCHES)
+            kinds = {peer: peer_runs, "ours": lambda: ours(train, backend, mode, sizes)}
+            rows.append(row(name, label, peer, measured(kinds, name + " " + label, repeat), bound))
 
         for mode, bound in (("fsdp", fsdp_bound), ("ddp", ddp_bound)):
             compare(mode, "torch", lambda: torch(python, theirs, mode, of_a_rank), "gloo", bound)
+        for mode in ("fsdp", "ddp"):
+            in_micro_batches = [sizes + (MICRO_BATCHES,) for sizes in (of_a_rank, of_all)]
+            compare(mode, "torch", lambda: torch(python, theirs, mode, in_micro_batches[0]), "gloo", 1, in_micro_batches[1])
         compare("fsdp", "jax", lambda: jax(python, "fsdp", of_all), "inproc", jax_bound)
         for mode in ("zero1", "zero2"):
             compare(mode, "ddp", lambda: ours(train, "gloo", "ddp", of_all), "gloo", 0.95)

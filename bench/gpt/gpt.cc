@@ -108,23 +108,40 @@ at::Tensor loss_of(Gpt& model, const at::Tensor& in, const at::Tensor& targets) 
   return at::cross_entropy_loss(model(in).view({-1, kVocabulary}), targets.view({-1}));
 }
 
+struct How {
+  shardweave::MeshPtr mesh;  // null: one device
+  std::string mode;
+  shardweave::NamedPlacements rows;
+  shardweave::GradSync* sync = nullptr;  // of "ddp"
+};
+
 template <typename Optimizer>
-void take_steps(Gpt model, Optimizer& optimizer, const Sizes& sizes, int64_t steps,
-                const shardweave::MeshPtr& mesh, const shardweave::NamedPlacements& rows,
+void take_steps(Gpt model, Optimizer& optimizer, const Sizes& sizes, int64_t steps, const How& how,
                 const std::function<void(double loss)>& step_done) {
+  const int64_t num = sizes.micro_batches;
   for (int64_t step = 0; step < steps; ++step) {
-    auto [in, targets] = batch_of(sizes, step);
-    if (mesh != nullptr) {
-      for (at::Tensor* tensor : {&in, &targets}) {
-        *tensor = shardweave::distribute_tensor(*tensor, mesh, rows, {.source = std::nullopt});
+    at::Tensor sum;
+    for (int64_t micro = 0; micro < num; ++micro) {
+      auto [in, targets] = batch_of(sizes, step * num + micro);
+      if (how.mesh != nullptr) {
+        for (at::Tensor* tensor : {&in, &targets}) {
+          *tensor =
+              shardweave::distribute_tensor(*tensor, how.mesh, how.rows, {.source = std::nullopt});
+        }
       }
+      std::optional<shardweave::FullyShardNoSync> units_stay;
+      std::optional<shardweave::GradSync::NoSync> buckets_stay;
+      if (micro + 1 < num && how.mode == "fsdp") units_stay.emplace(how.mesh);
+      if (micro + 1 < num && how.sync != nullptr) buckets_stay.emplace(*how.sync);
+      at::Tensor loss = loss_of(model, in, targets);
+      if (num > 1) loss = loss / num;
+      loss.backward();
+      sum = sum.defined() ? sum + loss.detach() : loss.detach();
     }
-    const at::Tensor loss = loss_of(model, in, targets);
-    loss.backward();
     shardweave::finish_grad_sync(*model);
     optimizer.step();
     optimizer.zero_grad();
-    step_done(loss.item<double>());
+    step_done(sum.item<double>());
   }
 }
 
@@ -159,13 +176,13 @@ std::function<at::Tensor()> forward_on_one_device(const Sizes& sizes) {
 void train(const Sizes& sizes, const std::string& mode, int64_t steps,
            const shardweave::MeshPtr& mesh, const std::function<void(double loss)>& step_done) {
   Gpt model = shardweave::deferred_init([&] { return Gpt(sizes); });
-  shardweave::NamedPlacements rows;
+  How how = {.mesh = mesh, .mode = mesh == nullptr ? "" : mode, .rows = {}};
   std::optional<shardweave::GradSync> sync;
   if (mesh != nullptr) {
     if (is_tensor_parallel(mode)) {
       shardweave::parallelize_module(*model, mesh, plan_of(mode));
     } else {
-      rows = {{"dp", Shard(0)}};
+      how.rows = {{"dp", Shard(0)}};
       shardweave::distribute_module(*model, mesh, {}, {.source = std::nullopt});
       if (mode == "fsdp") shardweave::fully_shard(*model, mesh, {.unit_types = {"Block"}});
     }
@@ -175,12 +192,12 @@ void train(const Sizes& sizes, const std::string& mode, int64_t steps,
   if (mesh != nullptr && absl::StartsWith(mode, "zero")) {
     shardweave::ZeroRedundancyOptimizer<shardweave::FusedOptimizer> optimizer(
         model->parameters(), adamw, {.mesh_dim = "dp", .stage = mode == "zero2" ? 2 : 1});
-    take_steps(model, optimizer, sizes, steps, mesh, rows, step_done);
+    take_steps(model, optimizer, sizes, steps, how, step_done);
     return;
   }
-  if (mesh != nullptr && mode == "ddp") sync.emplace(*model);
+  if (mesh != nullptr && mode == "ddp") how.sync = &sync.emplace(*model);
   shardweave::FusedOptimizer optimizer(model->parameters(), adamw);
-  take_steps(model, optimizer, sizes, steps, mesh, rows, step_done);
+  take_steps(model, optimizer, sizes, steps, how, step_done);
 }
 
 }  // namespace bench_gpt

@@ -15,6 +15,8 @@ namespace bench_gpt {
 struct Sizes {
   int64_t dim = 64, layers = 4, length = 32;
   int64_t batch = 4;  // sequences, over all ranks
+  int64_t micro_batches =
+      1;  // of that size in a step; gradients travel behind the last ("ddp", "fsdp")
 };
 
 // "tp": tensor parallel, activations whole between attention and MLP. "sp": cut along the sequence

@@ -34,5 +34,21 @@ TEST(GptBenchTest, LossesAreThoseOfOneRank) {
   }
 }
 
+// A step of three micro-batches is one of a batch that is their sum: whose gradients stay until the last.
+TEST(GptBenchTest, MicroBatchesHaveTheLossesOfOneRank) {
+  at::set_num_threads(1);
+  const Sizes sizes = {.batch = 2, .micro_batches = 3};
+  const std::vector<double> alone = losses(sizes, "tp", nullptr);
+  for (const std::string mode : {"ddp", "fsdp"}) {
+    shardweave::testing::on_mesh({{"dp", 2}}, [&](const shardweave::MeshPtr& mesh) {
+      const std::vector<double> now = losses(sizes, mode, mesh);
+      ASSERT_EQ(now.size(), alone.size());
+      for (size_t i = 0; i < now.size(); ++i) {
+        EXPECT_NEAR(now[i], alone[i], 1e-5 * alone[i]) << mode << ", step " << i + 1;
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace bench_gpt

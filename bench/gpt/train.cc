@@ -26,6 +26,7 @@ ABSL_FLAG(int64_t, dim, 64, "features");
 ABSL_FLAG(int64_t, layers, 4, "blocks");
 ABSL_FLAG(int64_t, seq, 32, "tokens of a sequence");
 ABSL_FLAG(int64_t, batch, 4, "sequences, over both ranks");
+ABSL_FLAG(int64_t, micro_batches, 1, "of that size in a step (ddp, fsdp)");
 ABSL_FLAG(int64_t, steps, 60, "that are timed, behind five others");
 
 namespace {
@@ -42,7 +43,7 @@ absl::Status run_rank(shardweave::World& world) {
   Clock::time_point start = Clock::now();
   bench_gpt::train(
       {absl::GetFlag(FLAGS_dim), absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_seq),
-       absl::GetFlag(FLAGS_batch)},
+       absl::GetFlag(FLAGS_batch), absl::GetFlag(FLAGS_micro_batches)},
       absl::GetFlag(FLAGS_mode), absl::GetFlag(FLAGS_steps) + kBefore, *mesh, [&](double loss) {
         const Clock::time_point now = Clock::now();
         milliseconds.push_back(std::chrono::duration<double, std::milli>(now - start).count());
@@ -64,9 +65,10 @@ absl::Status run_rank(shardweave::World& world) {
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   const std::string mode = absl::GetFlag(FLAGS_mode);
-  if (!absl::c_linear_search(bench_gpt::kModes, mode) || absl::GetFlag(FLAGS_steps) < 1) {
+  if (!absl::c_linear_search(bench_gpt::kModes, mode) || absl::GetFlag(FLAGS_steps) < 1 ||
+      absl::GetFlag(FLAGS_micro_batches) < 1) {
     std::cerr << "wanted --mode=" << absl::StrJoin(bench_gpt::kModes, ", ")
-              << ", and one step or more\n";
+              << ", and one step and one micro-batch or more\n";
     return train_gpt::kUsage;
   }
   return train_gpt::run_on_ranks(

@@ -22,8 +22,8 @@ def run(command):
 
 
 def ours(program, backend, mode, sizes):
-    """Milliseconds per step of //bench/gpt:train; sizes: dim, layers, seq, batch (over both ranks), steps."""
-    flags = ["--%s=%d" % item for item in zip(("dim", "layers", "seq", "batch", "steps"), sizes)]
+    """Milliseconds per step of //bench/gpt:train; sizes: dim, layers, seq, batch (over both ranks), steps, micro-batches (1)."""
+    flags = ["--%s=%d" % item for item in zip(("dim", "layers", "seq", "batch", "steps", "micro_batches"), sizes)]
     text = run([program, "--backend=" + backend, "--mode=" + mode] + flags)
     return json.loads(text.strip().splitlines()[-1])["ms"]
 
@@ -63,7 +63,7 @@ NAMES = {"torch": "PyTorch", "jax": "JAX"}
 
 def table(rows):
     for r in rows:
-        print("GPT %-6s %-5s: %-7s %8.2f ms, ours (%s) %8.2f ms, ratio %5.2f, wanted %g%s"
+        print("GPT %-6s %-7s: %-7s %8.2f ms, ours (%s) %8.2f ms, ratio %5.2f, wanted %g%s"
               % (r["size"], r["mode"], NAMES.get(r["peer"], r["peer"]), r["peer_ms"],
                  "inproc" if r["peer"] == "jax" else "gloo", r["ours_ms"], r["ratio"], r["bound"],
                  "" if r["met"] else ": missed"))
