@@ -1,6 +1,7 @@
 #include "shardweave/dtensor/clip_grad_norm.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -157,12 +158,13 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
   return grads;
 }
 
-void multiply(const std::vector<at::Tensor>& grads, double factor) {
+// `by`: what the factor is made of, beside the gradients.
+void multiply(const std::vector<at::Tensor>& grads, double factor, uint64_t by) {
   check_written_together(grads, kClipGradNorm);
   std::vector<at::Tensor> parts;
   for (const at::Tensor& grad : grads) parts.push_back(part_to_write(grad, kClipGradNorm));
   for (const auto& together : by_device(parts)) at::_foreach_mul_(together, factor);
-  for (const at::Tensor& grad : grads) part_written(grad, kClipGradNorm);
+  for (const at::Tensor& grad : grads) part_written(grad, kClipGradNorm, by);
 }
 
 }  // namespace
@@ -199,7 +201,8 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     }
   }
   run_plans(in_flight, cause);
-  uint64_t all = 0;
+  const uint64_t by = mix(std::bit_cast<uint64_t>(max_norm), std::bit_cast<uint64_t>(norm_type));
+  uint64_t all = by;
   for (const at::Tensor& grad : grads) {
     if (is_dtensor(grad)) all = mix(all, provenance_of(meta_of(grad)));
   }
@@ -226,7 +229,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     const auto whole = std::stable_partition(grads.begin(), grads.end(), is_partial);
     for (auto grad = grads.begin(); grad != whole; ++grad)
       grad->mul_(factor);  // a product is not linear
-    multiply({whole, grads.end()}, factor);
+    multiply({whole, grads.end()}, factor, by);
   }
   return norm;
 }

@@ -65,6 +65,16 @@ TEST(ClipGradNormTest, ALargestNormThatIsNoneIsAnErrorBeforeAnythingChanges) {
   EXPECT_TRUE(at::equal(w.grad(), at::zeros({2})));
 }
 
+// Ranks that clip to other norms would scale one gradient by different factors.
+TEST(ClipGradNormTest, AnotherLargestNormOnARankIsAnError) {
+  const absl::Status status = testing::try_on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor w = distribute_tensor(at::ones({4}), mesh, {Shard(0)}).requires_grad_();
+    w.square().sum().backward();
+    clip_grad_norm({w}, mesh->coordinate()[0] == 0 ? 1.0 : 2.0);
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+}
+
 TEST(ClipGradNormTest, WithoutANumberForTheNormNoGradientStaysAsItWas) {
   const at::Tensor bad = with_gradient(at::zeros({2}), at::full({2}, std::nan("")));
   const at::Tensor large = with_gradient(at::zeros({2}), at::full({2}, 1e8));

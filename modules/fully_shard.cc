@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ATen/Context.h"
+#include "absl/strings/str_join.h"
 #include "c10/core/impl/DeviceGuardImplInterface.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "nlohmann/json.hpp"
@@ -32,8 +33,6 @@ namespace {
 
 using namespace dtensor_internal;
 
-constexpr char kFullyShard[] = "fully_shard";
-
 [[noreturn]] void refuse_to_shard(absl::StatusCode code, const std::string& why) {
   throw Error(kFullyShard, absl::Status(code, why));
 }
@@ -43,6 +42,10 @@ void check_dtype(std::string_view name, std::optional<at::ScalarType> dtype) {
   refuse_to_shard(
       absl::StatusCode::kInvalidArgument,
       str_cat(name, " is ", c10::toString(*dtype), "; wanted Half, BFloat16, Float or Double"));
+}
+
+std::string_view name_of_unit(std::string_view module) {
+  return module.empty() ? "(rest)" : module;
 }
 
 // Of dtypes that may not be given.
@@ -110,7 +113,8 @@ std::set<std::string, std::less<>> unit_modules(torch::nn::Module& module,
                                                 const FullyShardOptions& options) {
   const auto submodules = submodules_of(members);
   std::set<std::string, std::less<>> units;
-  const auto take_outermost = [&](const std::string& what, const auto& matches) {
+  const auto take_outermost = [&](const std::string& what, const std::string& hint,
+                                  const auto& matches) {
     std::set<std::string_view> taken;
     for (const auto& [fqn, numel] : submodules) {  // a module comes before those within it
       if (!matches(fqn)) continue;
@@ -121,9 +125,12 @@ std::set<std::string, std::less<>> unit_modules(torch::nn::Module& module,
       if (numel >= options.min_numel) units.insert(fqn);
     }
     if (!taken.empty()) return;
-    refuse_to_shard(absl::StatusCode::kNotFound,
-                    str_cat(what, " matches no submodule that has parameters outside of units"));
+    refuse_to_shard(
+        absl::StatusCode::kNotFound,
+        str_cat(what, " matches no submodule that has parameters outside of units", hint));
   };
+  std::vector<std::string> all;
+  for (const auto& [fqn, numel] : submodules) all.push_back(fqn);
   for (const std::string& text : options.units) {
     absl::StatusOr<FqnPattern> pattern = FqnPattern::parse(text);
     if (!pattern.ok()) {
@@ -131,7 +138,7 @@ std::set<std::string, std::less<>> unit_modules(torch::nn::Module& module,
           absl::StatusCode::kInvalidArgument,
           str_cat("the pattern '", text, "' ", std::string(pattern.status().message())));
     }
-    take_outermost(str_cat("the pattern of units '", text, "'"),
+    take_outermost(str_cat("the pattern of units '", text, "'"), pattern->suggestion(all),
                    [&](const std::string& fqn) { return pattern->matches(fqn); });
   }
   if (!options.unit_types.empty()) {
@@ -139,8 +146,11 @@ std::set<std::string, std::less<>> unit_modules(torch::nn::Module& module,
     for (const auto& item : module.named_modules("", /*include_self=*/false)) {
       types.emplace(item.key(), item.value()->name());
     }
+    std::set<std::string> there;
+    for (const auto& [fqn, type] : types) there.insert(type);
+    const std::string hint = str_cat("; there are ", absl::StrJoin(there, ", "));
     for (const std::string& type : options.unit_types) {
-      take_outermost(str_cat("the type of units '", type, "'"), [&](const std::string& fqn) {
+      take_outermost(str_cat("the type of units '", type, "'"), hint, [&](const std::string& fqn) {
         const auto it = types.find(fqn);
         return it != types.end() && is_of_type(it->second, type);
       });
@@ -175,6 +185,37 @@ struct Planned {
   std::vector<Layout> layouts;
   std::optional<EqualSegments> segments;
 };
+
+// Of what has to be the same on all ranks, but for what units say.
+std::string text_of(const FullyShardOptions& o) {
+  std::string text =
+      str_cat("reshard_after_forward ", o.reshard_after_forward, ", reshard_after_forward_ranks ",
+              o.reshard_after_forward_ranks, ", equal_segments ", o.equal_segments, ", source ",
+              o.distribute.source.value_or(-1));
+  const auto add = [&](std::string_view name, const std::string& value) {
+    if (!value.empty()) str_append(&text, ", ", name, " ", value);
+  };
+  add("param_dtype", text_of(o.param_dtype));
+  add("reduce_dtype", text_of(o.reduce_dtype));
+  add("output_dtype", text_of(o.output_dtype));
+  if (o.compute_device.has_value()) {
+    add("compute_device", c10::DeviceTypeName(o.compute_device->type(), true));
+  }
+  return text;
+}
+
+// "a.weight [7, 5], a.bias [7] (no gradient)".
+std::string text_of(const Planned& unit) {
+  constexpr size_t kMost = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(unit.members.size(), kMost); ++i) {
+    str_append(&text, i == 0 ? "" : ", ", unit.members[i]->fqns[0], " [",
+               absl::StrJoin(unit.used[i]->sizes, ", "), "]",
+               unit.members[i]->tensor.requires_grad() ? "" : " (no gradient)");
+  }
+  if (unit.members.size() > kMost) str_append(&text, " and ", unit.members.size() - kMost, " more");
+  return text;
+}
 
 }  // namespace
 
@@ -274,11 +315,13 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     }
   }
   if (free.empty()) {
-    refuse_to_shard(absl::StatusCode::kFailedPrecondition,
-                    in_a_unit != nullptr
-                        ? str_cat("all parameters are in units already ('", in_a_unit->fqns[0],
-                                  "'); modules that are units within others come first")
-                        : std::string("the module has no parameter to cut"));
+    refuse_to_shard(
+        absl::StatusCode::kFailedPrecondition,
+        in_a_unit != nullptr
+            ? str_cat("all parameters are in units already: '", in_a_unit->fqns[0],
+                      "' is in the unit '", name_of_unit(in_unit(in_a_unit->tensor)->unit->name()),
+                      "'; modules that are units within others come first")
+            : std::string("the module has no parameter to cut"));
   }
 
   // What belongs together.
@@ -304,34 +347,29 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     unit->members.push_back(member);
     unit->used.push_back(std::move(used));
   }
-  std::vector<uint64_t> sums;
+  const std::string text = text_of(options);
+  std::vector<uint64_t> sums = {checksum(0, text)};
   for (Planned& unit : planned) {
     int64_t numel = 0;
     for (const SpecRef& spec : unit.used) numel += spec->numel();
     if (numel < ranks) {
       refuse_to_shard(absl::StatusCode::kInvalidArgument,
-                      str_cat("the unit '", unit.module, "' has ", numel, " elements for the ",
-                              ranks, " ranks along '", along, "'"));
+                      str_cat("the unit '", name_of_unit(unit.module), "' has ", numel,
+                              " elements for the ", ranks, " ranks along '", along, "'"));
     }
     if (options.equal_segments) {
       unit.segments = equal_segments(unit.used, mesh->mesh(), mesh_dim);
       if (!unit.segments->refusal.empty()) {
-        refuse_to_shard(absl::StatusCode::kInvalidArgument,
-                        str_cat("the unit '", unit.module, "': ", unit.segments->refusal));
+        refuse_to_shard(
+            absl::StatusCode::kInvalidArgument,
+            str_cat("the unit '", name_of_unit(unit.module), "': '",
+                    unit.members[unit.segments->refused]->fqns[0], "': ", unit.segments->refusal));
       }
       unit.layouts = unit.segments->layouts;
     } else {
       unit.layouts = flat_row_layouts(unit.used, mesh->mesh(), mesh_dim);
     }
-    uint64_t sum = checksum(options.reshard_after_forward, unit.module);
-    sum = checksum(sum, str_cat("source ", options.distribute.source.value_or(-1)));
-    sum = checksum(
-        sum, str_cat(divided, options.equal_segments ? " equal" : "",
-                     compute_device.has_value() ? c10::DeviceTypeName(compute_device->type(), true)
-                                                : std::string()));
-    for (const auto& dtype : {options.param_dtype, options.reduce_dtype, options.output_dtype}) {
-      sum = checksum(sum, text_of(dtype));
-    }
+    uint64_t sum = checksum(0, unit.module);
     for (size_t i = 0; i < unit.members.size(); ++i) {
       if (const std::string why = why_not_kept(*unit.used[i], unit.layouts[i], mesh->mesh());
           !why.empty()) {
@@ -347,11 +385,18 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
   }
   check_distributable(plain, cause.name);
   if (const std::optional<Difference> differs = agreement.reach(sums)) {
-    refuse_to_shard(
-        absl::StatusCode::kInvalidArgument,
-        str_cat("the unit '", planned[std::min(differs->index, planned.size() - 1)].module,
-                "' is not the same on ranks ", differs->ranks[0], " and ", differs->ranks[1],
-                " (its parameters, their shapes, or the options)"));
+    const std::string ranks_are =
+        str_cat(" not the same on ranks ", differs->ranks[0], " and ", differs->ranks[1]);
+    if (differs->index == 0) {
+      refuse_to_shard(absl::StatusCode::kInvalidArgument,
+                      str_cat("what the options say is", ranks_are, "; here it is ", text));
+    }
+    const Planned& unit = planned[std::min(differs->index, planned.size()) - 1];
+    refuse_to_shard(absl::StatusCode::kInvalidArgument,
+                    str_cat("the unit '", name_of_unit(unit.module), "' is", ranks_are,
+                            " (its parameters' names, shapes, layouts, or which of them want "
+                            "gradients); here it is ",
+                            text_of(unit)));
   }
   // The ranks have the same ones by now.
   check_dtype("param_dtype", options.param_dtype);
@@ -399,7 +444,7 @@ std::string to_string(const std::vector<FullyShardUnit>& units) {
   TextTable table({"unit", "parameters", "numel", "kept", "padding"},
                   /*right_aligned=*/{1, 2, 3, 4});
   for (const FullyShardUnit& unit : units) {
-    table.add({unit.module.empty() ? "(rest)" : unit.module, str_cat(unit.parameters.size()),
+    table.add({std::string(name_of_unit(unit.module)), str_cat(unit.parameters.size()),
                str_cat(unit.numel), str_cat(unit.kept), str_cat(unit.padding)});
   }
   return table.to_string();

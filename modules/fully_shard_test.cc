@@ -827,7 +827,7 @@ TEST(FullyShardTest, BadInput) {
           throw;
         }
       },
-      kInvalidArgument, "the unit '' has 3 elements for the 4 ranks along 'dp'");
+      kInvalidArgument, "the unit '(rest)' has 3 elements for the 4 ranks along 'dp'");
   expect_error(
       two,
       [](const MeshPtr& mesh) {
@@ -835,7 +835,8 @@ TEST(FullyShardTest, BadInput) {
         fully_shard(*model, mesh);
         fully_shard(*model->block(0), mesh);
       },
-      kFailedPrecondition, "units within others come first");
+      kFailedPrecondition,
+      "'down.bias' is in the unit '(rest)'; modules that are units within others come first");
   expect_error(
       {{"dp", 2}, {"more", 1}},
       [](const MeshPtr& mesh) {
@@ -874,7 +875,22 @@ TEST(FullyShardTest, BadInput) {
       [](const MeshPtr& mesh) {
         fully_shard(*Net(), mesh, {.reshard_after_forward = mesh->coordinate()[0] == 0});
       },
-      kInvalidArgument, "is not the same on ranks 0 and 1");
+      kInvalidArgument,
+      "what the options say is not the same on ranks 0 and 1; here it is reshard_after_forward ");
+  expect_error(
+      two,
+      [](const MeshPtr& mesh) {
+        Net model;
+        model->norm->bias.set_requires_grad(mesh->coordinate()[0] == 0);
+        fully_shard(*model, mesh, {.units = {"blocks.*"}});
+      },
+      kInvalidArgument, "the unit '(rest)' is not the same on ranks 0 and 1");
+  expect_error(
+      two, [](const MeshPtr& mesh) { fully_shard(*Net(), mesh, {.units = {"block.0"}}); },
+      kNotFound, "did you mean 'blocks.0'");
+  expect_error(
+      two, [](const MeshPtr& mesh) { fully_shard(*Net(), mesh, {.unit_types = {"Blok"}}); },
+      kNotFound, "BlockImpl");
   expect_error(
       two,
       [](const MeshPtr& mesh) {
@@ -985,6 +1001,39 @@ TEST(FullyShardTest, RanksThatGoApartHearOfIt) {
         .backward();
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  for (const char* unit : {"'fully_shard blocks.0'", "'fully_shard blocks.1'"}) {
+    EXPECT_THAT(status.message(), HasSubstr(unit));
+  }
+}
+
+// A rank without its share of micro-batches, or without the scope that the others are in.
+TEST(FullyShardTest, RanksWithOtherMicroBatchesHearWhichUnit) {
+  const auto stranger = [](const MeshPtr& mesh) { return mesh->coordinate()[0] == 1; };
+  const auto skips = [&](const MeshPtr& mesh, Net& model) {
+    const Batch b = fed(0, mesh);
+    for (int i = 0; i < (stranger(mesh) ? 1 : 2); ++i) {
+      model->loss(b.tokens, b.targets, {0, 1}).backward();
+    }
+    clip_grad_norm(model->parameters(), 1);
+  };
+  const auto forgets_the_scope = [&](const MeshPtr& mesh, Net& model) {
+    std::optional<FullyShardNoSync> scope;
+    if (!stranger(mesh)) scope.emplace(mesh);
+    const Batch b = fed(0, mesh);
+    model->loss(b.tokens, b.targets, {0, 1}).backward();
+    scope.reset();
+    model->loss(b.tokens, b.targets, {0, 1}).backward();
+  };
+  for (const std::function<void(const MeshPtr&, Net&)>& body :
+       {std::function<void(const MeshPtr&, Net&)>(skips), {forgets_the_scope}}) {
+    const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      Net model;
+      fully_shard(*model, mesh, {.units = {"blocks.*"}});
+      body(mesh, model);
+    });
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(status.message(), HasSubstr("'fully_shard")) << status;
+  }
 }
 
 // --- mixed precision -----------------------------------------------------------------------------
@@ -1346,6 +1395,52 @@ TEST(FullyShardTest, MixedPrecisionSendsAndGathersHalfTheBytes) {
       model->forward(x).square().sum().backward();
       EXPECT_EQ(fully_shard_counters(mesh).peak_gathered_bytes,
                 (kDim + 1) * kHidden * (is_wide ? 4 : 2));
+    });
+  }
+}
+
+// An average of weights is of what rests, in 32 bits, whoever keeps it: a buffer of the module, or another
+// module, whole or sharded.
+TEST(FullyShardTest, MixedPrecisionDoesNotRoundAverages) {
+  struct KeeperImpl : nn::Module {
+    KeeperImpl() {
+      layer = register_module("layer", nn::Linear(kDim, kHidden));
+      shadow = register_buffer("shadow", at::zeros({kHidden, kDim}));
+    }
+    nn::Linear layer{nullptr};
+    at::Tensor shadow;
+  };
+  const at::Tensor whole = [] {
+    nn::Linear plain(kDim, kHidden);
+    initialize(*plain);
+    return plain->weight.detach().clone();
+  }();
+  ASSERT_FALSE(at::equal(whole.to(at::kBFloat16).to(at::kFloat), whole));
+  for (const std::vector<MeshDim>& dims :
+       {std::vector<MeshDim>{{"dp", 2}}, {{"dp", 3}}, {{"dp", 2}, {"replicas", 2}}}) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      KeeperImpl keeper;
+      nn::Linear teacher(kDim, kHidden);
+      for (nn::Linear layer : {keeper.layer, teacher}) initialize(*layer);
+      fully_shard(keeper, mesh, {.mesh_dim = "dp", .param_dtype = at::kBFloat16});
+      distribute_module(*teacher, mesh, {});
+      const at::Tensor& p = keeper.layer->weight;
+      const c10::AutoGradMode no_grad(false);
+      const auto expect = [&](const at::Tensor& got, const at::Tensor& wanted) {
+        EXPECT_EQ(got.scalar_type(), at::kFloat);
+        EXPECT_TRUE(at::equal(full_tensor(got), wanted)) << full_tensor(got) << wanted;
+      };
+      keeper.shadow.copy_(p);
+      expect(keeper.shadow, whole);
+      keeper.shadow.add_(p, 0.5);
+      expect(keeper.shadow, whole.add(whole, 0.5));
+      keeper.shadow.lerp_(p, 0.1);
+      expect(keeper.shadow, whole.add(whole, 0.5).lerp_(whole, 0.1));
+      teacher->weight.mul_(0.9).add_(p, 0.1);
+      expect(teacher->weight, whole.mul(0.9).add_(whole, 0.1));
+      // What is no member sees what is used.
+      const at::Tensor x = distribute_tensor(at::ones({4, kDim}), mesh, Placements(dims.size()));
+      EXPECT_EQ(at::linear(x, p).scalar_type(), at::kBFloat16);
     });
   }
 }

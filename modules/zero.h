@@ -3,7 +3,7 @@
 //
 //   distribute_module(*model, mesh, plan);                              // or parallelize_module()
 //   ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(             // or FusedOptimizer
-//       model->parameters(), torch::optim::AdamWOptions(3e-4), {.mesh_dim = "dp", .stage = 2});
+//       unique_parameters(*model), torch::optim::AdamWOptions(3e-4), {.mesh_dim = "dp", .stage = 2});
 //   model->forward(batch).sum().backward();
 //   finish_grad_sync(*model);                        // a rank has its part of each gradient
 //   clip_grad_norm(model->parameters(), 1.0);

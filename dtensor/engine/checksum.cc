@@ -47,7 +47,7 @@ std::optional<Difference> first_difference(MeshContext& context, const std::vect
     if (!mesh_dim.has_value() || m == *mesh_dim) dims.push_back(m);
   }
   Communicator& comm = context.communicator(dims);
-  const CallOptions options = {.timeout = absl::ZeroDuration(), .tag = cause.name};
+  const CallOptions options = {.timeout = absl::ZeroDuration(), .tag = cause.tag()};
   // The smallest and, as the complement of the smallest complement, the largest of each: however
   // many ranks there are, that is as much as two ranks' sums.
   const size_t n = sums.size();

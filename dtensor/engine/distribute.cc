@@ -73,7 +73,7 @@ class FromSource {
 
   CallOptions options(c10::Device device = at::kCPU) const {
     return {.timeout = absl::ZeroDuration(),
-            .tag = cause_.name,
+            .tag = cause_.tag(),
             .fingerprint = fingerprint_,
             .stream = current_stream(device)};
   }

@@ -205,8 +205,9 @@ EqualSegments equal_segments(const std::vector<SpecRef>& whole, const DeviceMesh
   int64_t total = 0;
   for (const SpecRef& spec : whole) {
     if (!is_cut_evenly(*spec, mesh)) {
+      result.refused = rows.size();
       result.refusal = absl::StrCat(
-          "equal segments are of tensors that other mesh dimensions cut evenly; one lies ",
+          "equal segments are of tensors that other mesh dimensions cut evenly; it lies ",
           spec->layout.to_string(), " with sizes [", absl::StrJoin(spec->sizes, ", "), "]");
       return result;
     }
@@ -312,7 +313,7 @@ CollectiveUnderWay FlatRow::all_gather(const at::Tensor& stretch, const at::Tens
             std::move(parameters)};
   });
   const About about(*context_, provenance);
-  const CallOptions options = collective_options(*context_, flat.device(), cause.name);
+  const CallOptions options = collective_options(*context_, flat.device(), cause.tag());
   Communicator& comm = context_->communicator(mesh_dim_);
   Work work = is_equal_ ? comm.all_gather(comm_buffer(stretch), comm_buffer(flat), options)
                         : comm.all_gather_v(comm_buffer(stretch), comm_buffer(flat),
@@ -400,7 +401,7 @@ GradientScatter::GradientScatter(const FlatRow& row, std::vector<at::Tensor>& gr
             std::move(parameters)};
   });
   const About about(context, all);
-  const CallOptions call = collective_options(context, out_.device(), cause.name);
+  const CallOptions call = collective_options(context, out_.device(), cause.tag());
   Communicator& comm = context.communicator(mesh_dim);
   Work work = row.is_equal()
                   ? comm.reduce_scatter(comm_buffer(in_), comm_buffer(out_), ReduceOp::kSum, call)

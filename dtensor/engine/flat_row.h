@@ -41,8 +41,9 @@ struct EqualSegments {
   std::vector<int64_t> begins;  // of tensors, in the flat memory
   int64_t segment = 0;
   int64_t padding = 0;  // of all ranks
-  // Empty: it can be; else why not.
+  // Empty: it can be; else why not, and which tensor it is.
   std::string refusal;
+  size_t refused = 0;
   friend bool operator==(const EqualSegments&, const EqualSegments&) = default;
 };
 EqualSegments equal_segments(const std::vector<SpecRef>& whole, const DeviceMesh& mesh,

@@ -15,7 +15,9 @@
 // What rests on the CPU and is used on a device is copied there before it is gathered, and gradients
 // back after they were reduced, beside what computes (host_copies.h).
 //
-// All ranks touch units in the same order, for they run the same operators. Internal to Shardweave.
+// All ranks touch units in the same order, for they run the same operators. The order of units is in
+// fsdp_state.cc, memory and gathering in fsdp_unit.cc, gradients in fsdp_backward.cc, operators in
+// use_parameters.cc, FullParams in summoned_unit.cc. Internal to Shardweave.
 // Threads: as DTensors; a backward may run on autograd's thread.
 #pragma once
 
@@ -46,6 +48,11 @@
 namespace shardweave::dtensor_internal {
 
 class FsdpUnit;
+
+// In the names of errors, traces and reports.
+inline constexpr char kFullyShard[] = "fully_shard";
+// Of parameters that rest and of what stands in for them: above autograd (forward_plan.h).
+inline constexpr c10::DispatchKey kTouched = c10::DispatchKey::DeferredInit;
 
 // What the family of a parameter that rests knows (tensor_impl.h).
 struct Resting {
@@ -97,6 +104,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   // For copies, of all units of the device.
   enum class Way : uint8_t { kToDevice, kToHost };
   c10::Stream lane(c10::Device device, Way way);
+  static bool in_backward_now();
   void touch(FsdpUnit& unit);
   void learn(FsdpUnit& unit);
   FsdpUnit* guessed() const;
@@ -248,7 +256,9 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   void come_to_rest();
   void exchange(int64_t rank, const at::Tensor& flat, const at::Tensor& stretch, bool to_rank);
   int64_t flat_bytes() const;
-  Cause cause() const { return {.name = "fully_shard", .where = options_.where}; }
+  Cause cause() const {
+    return {.name = kFullyShard, .where = options_.where, .subject = subject_};
+  }
   void pack();
   void make_full();
   void begin_gather();
@@ -280,7 +290,8 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   std::shared_ptr<torch::autograd::Node> node(size_t index, const at::Tensor& handle);
 
   const std::string name_;
-  const FlatRow row_;  // of the parameters
+  const std::string subject_;  // in errors of collectives
+  const FlatRow row_;          // of the parameters
   const std::shared_ptr<MeshContext> context_;
   const std::shared_ptr<FsdpState> state_;
   const Options options_;

@@ -5,6 +5,7 @@
 #include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
@@ -27,14 +28,15 @@ at::Tensor part_to_read(const at::Tensor& tensor, std::string_view who) {
   return meta.local();
 }
 
-void part_written(const at::Tensor& tensor, std::string_view who) {
+void part_written(const at::Tensor& tensor, std::string_view who, uint64_t by) {
   const auto bump = [](const at::Tensor& t) {
     if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
   };
   bump(tensor);
   if (!is_dtensor(tensor)) return;
-  const DTensorMeta& meta = meta_of(tensor);
+  DTensorMeta& meta = meta_of(tensor);
   bump(meta.local());
+  if (by != 0) meta.came_from(mix(provenance_of(meta), by));
   written(meta, who);
 }
 

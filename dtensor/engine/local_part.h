@@ -67,8 +67,9 @@ at::Tensor part_to_write(const at::Tensor& tensor, std::string_view who);
 at::Tensor part_to_read(const at::Tensor& tensor, std::string_view who);
 
 // Autograd, which may have saved the tensor or its part, and its views learn that it has been
-// written. For plain tensors too: LibTorch's fused optimizers do not tell autograd.
-void part_written(const at::Tensor& tensor, std::string_view who);
+// written. For plain tensors too: LibTorch's fused optimizers do not tell autograd. `by`: what all ranks
+// have to have done alike, as a number (provenance.h); 0: nothing that could differ.
+void part_written(const at::Tensor& tensor, std::string_view who, uint64_t by = 0);
 
 // A tensor of this rank's `part` that lies as `tensor` does; plain if that is.
 at::Tensor lying_as(const at::Tensor& tensor, at::Tensor part);

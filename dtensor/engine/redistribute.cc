@@ -433,7 +433,7 @@ at::Tensor run_plan(MeshContext& context, const ReadyPlan& plan, at::Tensor loca
   PlanRun run(context, plan, std::move(local), sizes);
   for (CollectiveTransfer transfer; run.next(&transfer);) {
     const CollectiveSpan span(context, cause, [&] { return run.sending(); });
-    throw_if_error(send(context, transfer, cause.name).wait());
+    throw_if_error(send(context, transfer, cause.tag()).wait());
     run.arrived(transfer);
   }
   return run.local();

@@ -100,7 +100,9 @@ struct Cause {
   std::source_location where = {};  // of the function's call
   std::string_view parameter = {};  // the FQN, where it or its gradient moves
   bool syncs_gradients = false;     // Phase::kGradientSync
+  std::string_view subject = {};    // what it is called in errors of collectives; empty: the name
   bool implicit() const { return where.line() == 0; }
+  std::string_view tag() const { return subject.empty() ? name : subject; }
 };
 
 // The call that a refusal of the strict scope advises: "redistribute(input, [R])".

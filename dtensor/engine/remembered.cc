@@ -41,13 +41,23 @@ Dims permuted(const Dims& sizes, const Order& order) {
   for (int64_t d : order) result.push_back(sizes[d]);
   return result;
 }
-Layout permuted(const Layout& layout, const Order& order) {
-  const Order place = inverse(order);
+// nullopt: it cuts one that is not taken.
+std::optional<Layout> permuted(const Layout& layout, const Order& order) {
   Placements placements = layout.placements();
   for (Placement& p : placements) {
-    if (p.is_shard()) p = p.with_dim(static_cast<int>(place[p.dim()]));
+    if (!p.is_shard()) continue;
+    const auto place = std::find(order.begin(), order.end(), p.dim());
+    if (place == order.end()) return std::nullopt;
+    p = p.with_dim(static_cast<int>(place - order.begin()));
   }
   return value_or_throw(Layout::create(std::move(placements), layout.order()));
+}
+
+// Without the dimensions of one element.
+Order longer_than_one(Order order, const Dims& sizes) {
+  order.erase(std::remove_if(order.begin(), order.end(), [&](int64_t d) { return sizes[d] == 1; }),
+              order.end());
+  return order;
 }
 
 at::Tensor permuted(const at::Tensor& tensor, const Order& order) {
@@ -91,10 +101,23 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
   const std::optional<Order> source_order = memory_order(source);
   if (!order.has_value() || !source_order.has_value()) return std::nullopt;
   // The same dimensions in another order: W and W.t().
-  if (permuted(spec.sizes, *order) == permuted(source.sizes, *source_order) &&
-      permuted(spec.layout, *order) == permuted(source.layout, *source_order) &&
-      permuted(target.layout, *order) == permuted(kept.spec->layout, *source_order)) {
+  const auto are_alike = [&](const Order& its, const Order& source_its) {
+    const std::optional<Layout> has = permuted(spec.layout, its);
+    const std::optional<Layout> wants = permuted(target.layout, its);
+    return has.has_value() && wants.has_value() &&
+           permuted(spec.sizes, its) == permuted(source.sizes, source_its) &&
+           has == permuted(source.layout, source_its) &&
+           wants == permuted(kept.spec->layout, source_its);
+  };
+  if (are_alike(*order, *source_order)) {
     return permuted(permuted(kept.local, *source_order), inverse(*order));
+  }
+  // And some of one element, which nobody cuts: a convolution over a sequence adds one.
+  if (are_alike(longer_than_one(*order, spec.sizes),
+                longer_than_one(*source_order, source.sizes))) {
+    return permuted(
+        permuted(kept.local, *source_order).reshape(array(permuted(target.local_sizes, *order))),
+        inverse(*order));
   }
   // The same row of elements in other dimensions. A reduction does the same to each.
   const bool rows = spec.strides == contiguous_strides(spec.sizes) &&

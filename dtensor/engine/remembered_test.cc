@@ -60,6 +60,36 @@ TEST(RememberedTest, APartialIsReducedOnce) {
   });
 }
 
+// A convolution over a sequence takes [batch, features, 1, length] of [batch, length, features].
+TEST(RememberedTest, AViewWithADimensionMoreIsReducedForAll) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    for (const std::vector<int64_t>& sizes :
+         {std::vector<int64_t>{2, 5, 3}, {1, 5, 3}, {2, 1, 1}}) {
+      const Tensor whole = numbers(sizes);
+      const Tensor x = scattered(whole, mesh, {Partial()});
+      const CommTrace trace(mesh);
+      expect_value(x.transpose(1, 2).unsqueeze(2).relu(),
+                   whole.transpose(1, 2).unsqueeze(2).relu());
+      EXPECT_EQ(trace.events().size(), 1u);
+      expect_value(x.abs(), whole.abs());
+      expect_value(x.transpose(0, 2).sign(), whole.transpose(0, 2).sign());
+      expect_value(x.unsqueeze(0).transpose(0, 3).exp(), whole.unsqueeze(0).transpose(0, 3).exp());
+      EXPECT_EQ(trace.events().size(), 1u);
+    }
+  });
+}
+
+// One that is cut is a dimension like others.
+TEST(RememberedTest, ADimensionOfOneElementThatIsCut) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({1, 3, 4});
+    const Tensor x = scattered(whole, mesh, {Shard(0), Partial()});
+    expect_value(x.transpose(1, 2).exp(), whole.transpose(1, 2).exp());
+    expect_value(x.select(0, 0).abs(), whole.select(0, 0).abs());
+    expect_value(x.unsqueeze(1).transpose(0, 2).abs(), whole.unsqueeze(1).transpose(0, 2).abs());
+  });
+}
+
 // Each writes to a tensor, or to one that shares its memory, and does the same to `whole`.
 TEST(RememberedTest, AWriteEndsIt) {
   using Write = void (*)(const Tensor& x, const Tensor& whole);

@@ -38,11 +38,13 @@ UnitGradients::UnitGradients(const FlatRow& row, std::vector<at::Tensor>& grads,
                              std::optional<c10::Stream> lane, const Cause& cause,
                              FlatRow::Names names)
     : context_(row.context()),
+      subject_(cause.subject),
       cause_(cause),
       resting_(row.size()),
       scatter_(row, grads, dtype, buffer, cause, names),
       lane_(lane),
       parts_(row.size()) {
+  cause_.subject = subject_;
   for (const size_t i : taken()) {
     const Spec& kept = *row[i].kept;
     resting_[i] = context_->intern(kept.layout, kept.sizes, kept.strides, kept.dtype, kept.device);

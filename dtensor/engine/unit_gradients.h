@@ -66,7 +66,8 @@ class UnitGradients final : public std::enable_shared_from_this<UnitGradients> {
   void wait();
 
   const std::shared_ptr<MeshContext> context_;
-  const Cause cause_;
+  const std::string subject_;
+  Cause cause_;                   // of subject_: the unit's goes with it
   std::vector<SpecRef> resting_;  // of gradients, by parameter
   GradientScatter scatter_;
   std::function<void()> sent_;

@@ -58,6 +58,12 @@ void backward_of_part(const c10::OperatorHandle& op, c10::Stack& stack, const Lo
       boxed.flag("bidirectional"), boxed.flag("batch_first"),
       /*train=*/true));
   boxed.run();
+  // Those of 16 bits come in 32, which autograd would make of them what they are gradients of.
+  const size_t first = stack.size() - call.outputs.size();
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    c10::IValue& result = stack[first + i];
+    result = result.toTensor().to(call.outputs[i]->dtype);
+  }
 }
 
 // Gradients of the input, the 4 weights, hx and cx.

@@ -185,7 +185,7 @@ TEST(LayersTest, ConvolutionsOfOneAndThreeDimensionsAndTheirTransposes) {
 // LibTorch runs an LSTM in single precision by oneDNN, others by its own operators.
 template <typename Layer, typename Options>
 void check_recurrent(const Options& options, bool own_state, at::ScalarType dtype = at::kDouble) {
-  const double tolerance = dtype == at::kDouble ? 1e-9 : 1e-4;
+  const double tolerance = dtype == at::kDouble ? 1e-9 : dtype == at::kFloat ? 1e-4 : 5e-2;
   const auto program = [&](Trial& run) {
     Layer layer(options);
     run.distribute(*layer, dtype);
@@ -226,6 +226,12 @@ TEST(LayersTest, LstmInSinglePrecision) {
   check_recurrent<nn::LSTM>(nn::LSTMOptions(4, 5).bias(false), false, at::kFloat);
   check_recurrent<nn::LSTM>(
       nn::LSTMOptions(4, 3).num_layers(2).bidirectional(true).batch_first(true), false, at::kFloat);
+}
+TEST(LayersTest, LstmInHalfPrecision) {
+  check_recurrent<nn::LSTM>(nn::LSTMOptions(4, 5), true, at::kBFloat16);
+  check_recurrent<nn::LSTM>(
+      nn::LSTMOptions(4, 3).num_layers(2).bidirectional(true).batch_first(true), false,
+      at::kBFloat16);
 }
 TEST(LayersTest, LstmOfTwoLayersBothWays) {
   check_recurrent<nn::LSTM>(

@@ -18,7 +18,12 @@ int64_t Box::numel() const {
 std::string Box::to_string() const {
   std::string text = "[";
   for (size_t d = 0; d < shape.size(); ++d) {
-    str_append(&text, d == 0 ? "" : ", ", offset[d], ":", offset[d] + shape[d]);
+    int64_t end = 0;
+    if (__builtin_add_overflow(offset[d], shape[d], &end)) {
+      str_append(&text, d == 0 ? "" : ", ", offset[d], ":", offset[d], "+", shape[d]);
+    } else {
+      str_append(&text, d == 0 ? "" : ", ", offset[d], ":", end);
+    }
   }
   return text + "]";
 }

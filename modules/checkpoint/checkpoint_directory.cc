@@ -121,6 +121,8 @@ absl::StatusOr<std::shared_ptr<SafetensorsFile>> open_checkpoint_file(
         return absl::DataLossError(str_cat("'", path, "' has ", (*raw)->size(),
                                            " bytes; the manifest says ", saved->second.bytes));
       }
+      return absl::DataLossError(
+          str_cat("it is not as it was written: ", std::string(file.status().message())));
     }
     return file.status();
   }

@@ -52,6 +52,19 @@ class Checkpointer::State {
   const MeshPtr& mesh() const { return mesh_; }
   const CheckpointOptions& options() const { return options_; }
 
+  void open() {
+    const absl::Status mine = status_of([&]() -> absl::Status {
+      FileSystem& fs = *options_.file_system;
+      if (whole(*context_).rank() != 0 || lock_ != nullptr) return absl::OkStatus();
+      if (absl::Status status = create_directories(fs, directory_); !status.ok()) return status;
+      absl::StatusOr<std::unique_ptr<FileLock>> locked = lock_directory(fs, directory_);
+      if (locked.ok()) lock_ = *std::move(locked);
+      return locked.status();
+    });
+    const absl::Status status = agree(whole(*context_), mine, options_.timeout);
+    if (!status.ok()) throw Error("Checkpointer", status);
+  }
+
   void save(int64_t step, const StateDict& state, std::source_location where) {
     wait_together("save_checkpoint");
     SaveRequest request = snapshot(step, state, nullptr, "save_checkpoint", where);
@@ -174,6 +187,10 @@ Checkpointer::Checkpointer(std::string directory, const MeshPtr& mesh,
                            const CheckpointOptions& options)
     : state_(std::make_unique<State>(std::move(directory), mesh, options)) {}
 Checkpointer::~Checkpointer() = default;
+
+void Checkpointer::open() {
+  state_->open();
+}
 
 void Checkpointer::save(int64_t step, const StateDict& state, std::source_location where) {
   state_->save(step, state, where);

@@ -60,7 +60,13 @@ absl::StatusOr<std::unique_ptr<SafetensorsIndex>> SafetensorsIndex::open(
   result->fs_ = fs != nullptr ? std::move(fs) : posix_file_system();
   result->path_ = path;
   std::string name;
-  if (path.ends_with(".json") || path.ends_with(".safetensors")) {
+  bool is_file = path.ends_with(".json") || path.ends_with(".safetensors");
+  if (!is_file) {
+    const absl::Status opened = result->fs_->open(path, Symlinks::kFollow).status();
+    if (absl::IsNotFound(opened)) return opened;
+    is_file = opened.ok();
+  }
+  if (is_file) {
     const size_t slash = path.find_last_of('/');
     result->folder_ = slash == std::string::npos ? "." : path.substr(0, slash + 1);
     name = slash == std::string::npos ? path : path.substr(slash + 1);

@@ -18,6 +18,7 @@
 #include "ATen/ops/zeros.h"
 #include "ATen/ops/zeros_like.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/str_cat.h"
@@ -120,19 +121,40 @@ std::vector<int> cutting(const Spec& spec) {
   return dims;
 }
 
-// Of everything that has to be the same on all ranks.
+using Numbers = absl::InlinedVector<double, 12>;
+
+Numbers numbers_of(const SgdOptions& o) {
+  return {o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov ? 1.0 : 0.0};
+}
+Numbers numbers_of(const AdamOptions& o) {
+  return {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.amsgrad ? 1.0 : 0.0};
+}
+Numbers numbers_of(const AdamWOptions& o) {
+  return {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.amsgrad ? 1.0 : 0.0};
+}
+Numbers numbers_of(const LionOptions& o) {
+  return {o.lr, o.beta1, o.beta2, o.weight_decay};
+}
+Numbers numbers_of(const AdafactorOptions& o) {
+  return {o.lr, o.beta2_decay, o.eps1.value_or(-1), o.eps2, o.clip_threshold, o.weight_decay};
+}
+Numbers numbers_of(const MuonOptions& o) {
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  return {o.lr,   o.weight_decay, o.momentum, number(o.nesterov), number(o.ns_steps), o.ns_a,
+          o.ns_b, o.ns_c,         o.eps,      number(o.lr_scale), number(o.ns_dtype)};
+}
+
+// Of everything that has to be the same on all ranks; as floats, for a schedule's cosine may end
+// otherwise on another processor.
 uint64_t checksum_of(const OptimizerOptions& options) {
   uint64_t sum = options.index() + 1;
-  const auto add = [&](auto... numbers) {
-    ((sum = mix(sum, std::bit_cast<uint64_t>(static_cast<double>(numbers)))), ...);
-  };
-  if (const auto* a = std::get_if<AdafactorOptions>(&options)) {
-    add(a->lr, a->beta2_decay, a->eps1.value_or(-1), a->eps2, a->clip_threshold, a->weight_decay);
-  }
-  if (const auto* o = std::get_if<MuonOptions>(&options)) {
-    add(o->lr, o->weight_decay, o->momentum, o->nesterov, o->ns_steps, o->ns_a, o->ns_b, o->ns_c,
-        o->eps, static_cast<int>(o->lr_scale), static_cast<int>(o->ns_dtype));
-  }
+  std::visit(
+      [&](const auto& o) {
+        for (const double number : numbers_of(o)) {
+          sum = mix(sum, std::bit_cast<uint32_t>(static_cast<float>(number)));
+        }
+      },
+      options);
   return sum;
 }
 
@@ -581,7 +603,14 @@ void FusedOptimizer::step(std::source_location where) {
     const at::Tensor& work = step.update.part;
     if (work.defined() && !work.is_same(step.part)) step.part.copy_(work);
   }
-  for (const at::Tensor& parameter : written) part_written(parameter, kFusedOptimizer);
+  // Ranks that step with other numbers, or more often, are apart.
+  std::vector<uint64_t> by;
+  for (const Options& options : groups_) by.push_back(checksum_of(options));
+  for (const Step& step : steps) {
+    const at::Tensor& grad = step.parameter.grad();
+    const bool is_ranks_own = is_dtensor(grad) && provenance_of(meta_of(grad)) == kRanksOwn;
+    part_written(step.parameter, kFusedOptimizer, is_ranks_own ? kRanksOwn : by[step.state->group]);
+  }
   if (capture == nullptr) return;
   captured.parameters = std::move(written);
   const auto shared = std::make_shared<const Captured>(std::move(captured));

@@ -58,6 +58,58 @@ void expect_same_on_all_layouts(const FusedOptimizer::Options& options, const at
   }
 }
 
+// Ranks that step with other numbers, or more often, would have parameters that differ: the next collective
+// about those says so.
+TEST(FusedOptimizerTest, RanksThatStepOtherwiseHearOfIt) {
+  using Stray = void (*)(FusedOptimizer&);
+  const std::pair<const char*, Stray> cases[] = {
+      {"lr", [](FusedOptimizer& o) { o.set_lr(0.2); }},
+      {"twice", [](FusedOptimizer& o) { o.step(); }},
+      {"alike", [](FusedOptimizer& o) { o.set_lr(0.1); }},
+  };
+  for (const FusedOptimizer::Options& options : std::initializer_list<FusedOptimizer::Options>{
+           SgdOptions{.lr = 0.1}, AdamWOptions{.lr = 0.1}, AdamOptions{.lr = 0.1},
+           LionOptions{.lr = 0.1}}) {
+    for (const auto& [name, stray] : cases) {
+      SCOPED_TRACE(name);
+      const absl::Status status =
+          testing::try_on_mesh({{"x", 2}}, [&, stray = stray](const MeshPtr& mesh) {
+            at::Tensor w =
+                distribute_tensor(start(), mesh, Placements{Replicate()}).requires_grad_();
+            FusedOptimizer optimizer({w}, options);
+            w.mutable_grad() = distribute_tensor(gradient(0), mesh, Placements{Replicate()});
+            if (mesh->coordinate()[0] == 1) stray(optimizer);
+            optimizer.step();
+            const at::Tensor x = distribute_tensor(at::ones({4, 7}), mesh, {Shard(0)});
+            (void)x.mm(w.detach()).sum().item<float>();
+          });
+      if (std::string_view(name) == "alike") {
+        EXPECT_TRUE(status.ok()) << status;
+      } else {
+        EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      }
+    }
+  }
+}
+
+// Where a gradient is a rank's own (of a local part, which some have used and others have not) nobody says
+// that they differ.
+TEST(FusedOptimizerTest, RanksMayStepWhatTheyAloneHaveUsed) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor w = distribute_tensor(start(), mesh, {Shard(0)}).requires_grad_();
+    FusedOptimizer optimizer({w}, SgdOptions{.lr = 0.1});
+    for (int step = 0; step < 2; ++step) {
+      if (mesh->coordinate()[0] == 1) to_local(w).sum().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      (void)w.detach().sum().item<float>();
+    }
+    const at::Tensor whole = full_tensor(w.detach());
+    EXPECT_TRUE(at::allclose(whole.slice(0, 4), start().slice(0, 4) - 0.2));
+    EXPECT_TRUE(at::equal(whole.slice(0, 0, 4), start().slice(0, 0, 4)));
+  });
+}
+
 TEST(FusedOptimizerTest, AdamW) {
   for (const bool amsgrad : {false, true}) {
     const at::Tensor w = wanted<torch::optim::AdamW>(

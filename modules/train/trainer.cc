@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -204,6 +205,7 @@ struct Trainer::Parts {
   const TrainerOptions options;
   const std::shared_ptr<Communicator> comm;
   const std::vector<at::Tensor> parameters;
+  const std::vector<at::Tensor> buffers;  // that forwards may change
   std::unique_ptr<Scheduler> scheduler = {};
   StateDict state = {};
   TokenLoader* loader = nullptr;  // whose position is in the state
@@ -277,6 +279,7 @@ class Trainer::Run {
       }
       parts_.saved = parts_.steps_done;
     }
+    parts_.checkpointer->open();  // or hours later there is nowhere to save
   }
 
   // As the first rank sees it.
@@ -313,14 +316,14 @@ class Trainer::Run {
   // Nothing: there are no batches any more.
   std::optional<TrainerStep> take_step(
       const std::function<std::optional<at::Tensor>(int64_t)>& loss) {
-    const PhiloxState random = random_state(parts_.mesh);
-    const std::string position = parts_.loader != nullptr ? parts_.loader->position() : "";
+    Before before;
+    if (options_.accumulate > 1) before = now();
     at::Tensor sum;
     for (int64_t i = 0; i < options_.accumulate; ++i) {
       const bool is_last = i + 1 == options_.accumulate;
       const std::optional<at::Tensor> value = backward_of(loss, parts_.batches_done + i, is_last);
       if (!value.has_value()) {
-        if (i > 0) leave_out(random, position);
+        if (i > 0) leave_out(before);
         return std::nullopt;
       }
       sum = sum.defined() ? sum + *value : *value;
@@ -338,8 +341,22 @@ class Trainer::Run {
     return done;
   }
 
+  // What forwards change.
+  struct Before {
+    PhiloxState random;
+    std::string position;  // of the loader
+    std::vector<at::Tensor> buffers;
+  };
+  Before now() const {
+    const c10::AutoGradMode no_grad(false);
+    Before before = {.random = random_state(parts_.mesh),
+                     .position = parts_.loader != nullptr ? parts_.loader->position() : ""};
+    for (const at::Tensor& buffer : parts_.buffers) before.buffers.push_back(buffer.clone());
+    return before;
+  }
+
   // As if the last batches had not been.
-  void leave_out(const PhiloxState& random, const std::string& position) {
+  void leave_out(const Before& before) {
     // A gradient hook is not to learn of them either.
     if (options_.sync != nullptr) {
       options_.sync->discard();
@@ -347,8 +364,12 @@ class Trainer::Run {
       finish_grad_sync(parts_.module, where_);
     }
     zero_grad();
-    set_random_state(parts_.mesh, random);
-    if (parts_.loader != nullptr) parts_.loader->set_position(position, where_);
+    set_random_state(parts_.mesh, before.random);
+    if (parts_.loader != nullptr) parts_.loader->set_position(before.position, where_);
+    const c10::AutoGradMode no_grad(false);
+    for (size_t i = 0; i < before.buffers.size(); ++i) {
+      at::Tensor(parts_.buffers[i]).copy_(before.buffers[i]);
+    }
   }
 
   // Detached.
@@ -506,6 +527,20 @@ class Trainer::Run {
   bool is_stopping_ = false;
 };
 
+namespace {
+
+// All but those that are made of the module's options.
+std::vector<at::Tensor> changing_buffers(const torch::nn::Module& module) {
+  const std::set<std::string> fixed = checkpoint_internal::non_persistent_fqns(module);
+  std::vector<at::Tensor> buffers;
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined() && !fixed.contains(item.key())) buffers.push_back(item.value());
+  }
+  return unique_parameters(buffers);
+}
+
+}  // namespace
+
 Trainer::Trainer(torch::nn::Module& module, trainer_internal::AnyOptimizer optimizer,
                  const MeshPtr& mesh, const TrainerOptions& options) {
   if (mesh == nullptr) refuse("the mesh is null");
@@ -532,7 +567,8 @@ Trainer::Trainer(torch::nn::Module& module, trainer_internal::AnyOptimizer optim
                          .mesh = mesh,
                          .options = options,
                          .comm = comm,
-                         .parameters = unique_parameters(module)});
+                         .parameters = unique_parameters(module),
+                         .buffers = changing_buffers(module)});
   add_module(parts_->state, module);
   parts_->optimizer.add_to(parts_->state, module);
   add_random_state(parts_->state, mesh);

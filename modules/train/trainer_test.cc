@@ -6,6 +6,7 @@
 #include <fstream>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -512,6 +513,53 @@ TEST(TrainerTest, BatchesThatAreLeftOverAreLeftOut) {
         EXPECT_TRUE(!p.grad().defined() || full_tensor(p.grad()).eq(0).all().item<bool>());
       }
     });
+  }
+}
+
+// Nor do buffers that forwards change, as statistics of a batch norm.
+TEST(TrainerTest, BuffersDoNotCountBatchesThatAreLeftOut) {
+  struct CountingImpl : NetImpl {
+    CountingImpl() { seen = register_buffer("seen", at::zeros({3})); }
+    at::Tensor loss_of(const at::Tensor& tokens) {
+      seen.add_(1);
+      return down(at::gelu(up(embedding(tokens)))).square().mean();
+    }
+    at::Tensor seen;
+  };
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const auto net = std::make_shared<CountingImpl>();
+    distribute_module(*net, mesh, {});
+    FusedOptimizer optimizer(net->parameters(), AdamWOptions{.lr = 0.03});
+    Trainer trainer(*net, optimizer, mesh, {.steps = 4, .accumulate = 3});
+    int64_t end = 8;  // two steps, and two batches more
+    const auto loss = [&](int64_t batch) -> std::optional<at::Tensor> {
+      if (batch == end) return std::nullopt;
+      return net->loss_of(
+          distribute_tensor(at::full({4, 3}, batch % 11, at::kLong), mesh, {Shard(0)}));
+    };
+    EXPECT_EQ(trainer.run(loss).last_step, 2);
+    EXPECT_TRUE(full_tensor(net->seen).eq(6).all().item<bool>()) << full_tensor(net->seen);
+    end = 100;
+    EXPECT_EQ(trainer.run(loss).last_step, 4);
+    EXPECT_TRUE(full_tensor(net->seen).eq(12).all().item<bool>()) << full_tensor(net->seen);
+  });
+}
+
+// Before the first step, not after the last.
+TEST(TrainerTest, ADirectoryThatCannotBeMadeIsAnErrorAtOnce) {
+  const std::string file = new_path("no_directory");
+  std::ofstream(file) << "a file";
+  for (const std::string& path : {file, file + "/below"}) {
+    int steps = 0;
+    const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      Trainee trainee(
+          mesh, Way::kDdp,
+          {.steps = 3, .checkpoints = path, .step_done = [&](const TrainerStep&) { ++steps; }});
+      trainee.run();
+    });
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(status.message(), HasSubstr("no_directory")) << status;
+    EXPECT_EQ(steps, 0);
   }
 }
 

@@ -572,7 +572,7 @@ void grad_scaler(const Model& model, const at::Tensor& loss, FusedOptimizer& opt
 
 void fully_sharded(const Model& model, const MeshPtr& mesh, const at::Tensor& batch) {
   fully_shard(*model, mesh, {.units = {"blocks.*"}});
-  torch::optim::AdamW optimizer(model->parameters());
+  torch::optim::AdamW optimizer(unique_parameters(*model));
   auto x = distribute_tensor(batch, mesh, {{"dp", Shard(0)}});
   model->forward(x).sum().backward();
   finish_grad_sync(*model);
@@ -599,7 +599,7 @@ void divided_optimizer(const Model& model, const MeshPtr& mesh, const ParameterP
                        const at::Tensor& batch) {
   distribute_module(*model, mesh, plan);
   ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(
-      model->parameters(), torch::optim::AdamWOptions(3e-4), {.mesh_dim = "dp", .stage = 2});
+      unique_parameters(*model), torch::optim::AdamWOptions(3e-4), {.mesh_dim = "dp", .stage = 2});
   model->forward(batch).sum().backward();
   finish_grad_sync(*model);
   clip_grad_norm(model->parameters(), 1.0);
