@@ -73,7 +73,7 @@ impl PowerSgd {
         self
     }
 
-    /// A matrix that would not become so much smaller travels whole; 2 unless it is said.
+    /// A matrix that would not become so much smaller, 1 or more, travels whole; 2 unless it is said.
     pub fn min_compression_rate(mut self, rate: f64) -> PowerSgd {
         self.0.min_compression_rate = rate;
         self

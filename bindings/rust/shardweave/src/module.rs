@@ -137,8 +137,9 @@ pub trait Module {
 
     /// Copies over each parameter and each persistent buffer what `get` gives for its name: a tensor
     /// of the same sizes, of any dtype, plain (the whole one, the same on every rank, which each cuts
-    /// for itself) or lying on the member's mesh. A tensor with several names is asked for by the
-    /// first. What fails is an error that names the member; those before it are loaded then.
+    /// for itself: ranks compare theirs) or lying on the member's mesh. A tensor with several names is
+    /// asked for by the first. What fails is an error that names the member; those before it are loaded
+    /// then. Collective for members that lie on a mesh.
     ///
     /// ```
     /// use shardweave::{nn, Error, Code, Module, Tensor};
@@ -166,7 +167,7 @@ pub trait Module {
                     "Module::load: '{name}' is {wanted:?}; the tensor for it is {given:?}"
                 )));
             }
-            load_member(&member, value).map_err(of)?;
+            load_member(&member, &value).map_err(of)?;
         }
         Ok(())
     }
@@ -479,16 +480,10 @@ pub fn clip_grad_norm(parameters: &[&Tensor], max_norm: f64, options: ClipOption
     get!(swv_clip_grad_norm(handles.as_ptr(), handles.len(), max_norm, &raw) -> f64)
 }
 
-/// Copies a tensor over a parameter or a buffer, wherever they lie.
-fn load_member(member: &Tensor, mut value: Tensor) -> Result<()> {
-    no_grad(|| {
-        if member.is_sharded()? && !value.is_sharded()? {
-            // Each rank cuts what it has: nothing is sent, and only the part is converted.
-            value = value.detach()?;
-            value = value.distribute_from(Source::Same, &member.mesh()?, member.layout()?)?;
-        }
-        member.copy_(&value)
-    })
+/// Copies a tensor over a parameter or a buffer, wherever they lie; a plain one is compared with the
+/// other ranks'.
+fn load_member(member: &Tensor, value: &Tensor) -> Result<()> {
+    no_grad(|| member.copy_(value))
 }
 
 /// Modules in a list, by their numbers.
