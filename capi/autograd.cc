@@ -169,7 +169,6 @@ struct HostNode : torch::autograd::Function<HostNode> {
     variable_list result = written.take("outputs");
     const auto meshes = c10::static_intrusive_pointer_cast<InputMeshes>(
         ctx->saved_data["input_meshes"].toCapsule());
-    for (size_t i = 0; i < num_inputs; ++i) result[i] = gradient_on(meshes->of[i], result[i]);
     for (size_t i = 0; i < num_inputs; ++i) {
       const std::vector<int64_t> wanted = sizes.toListRef()[i].toIntVector();
       if (!result[i].defined() || !ctx->needs_input_grad(i) || wanted == std::vector<int64_t>{-1}) {
@@ -180,6 +179,9 @@ struct HostNode : torch::autograd::Function<HostNode> {
       fail(absl::StatusCode::kInvalidArgument,
            str_cat(its, ": outputs[", i, "] has shape [", absl::StrJoin(result[i].sizes(), ", "),
                    "]; wanted that of the input, [", absl::StrJoin(wanted, ", "), "]"));
+    }
+    for (size_t i = 0; i < num_inputs; ++i) {
+      if (ctx->needs_input_grad(i)) result[i] = gradient_on(meshes->of[i], result[i]);
     }
     result.resize(num_inputs + 2);  // the function and the number of outputs have none
     return result;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 #include <string>
 
 #include "absl/status/status.h"
@@ -28,6 +29,8 @@ std::atomic<swv_checks> checks{checks_of_environment()};
 // Whether every handle that there is was entered. Where there were no checks for a while, what the
 // table does not know may be one of then.
 std::atomic<bool> all_are_entered{true};
+// These and handles_are_checked change together: by one thread, while another one makes the first handle.
+std::mutex switching;
 
 bool abort_on_misuse() {
   return checks.load(std::memory_order_relaxed) == SWV_CHECKS_ABORT;
@@ -158,8 +161,12 @@ void enter_uncounted(HandleBase* handle) {
 
 void enter(HandleBase* handle) {
   if (checks.load(std::memory_order_relaxed) == SWV_CHECKS_OFF) {  // it is the first one
-    set_checks(SWV_CHECKS_OFF);
-    return;
+    const std::lock_guard lock(switching);
+    if (checks == SWV_CHECKS_OFF) {
+      all_are_entered = false;
+      handles_are_checked = false;
+      return;
+    }
   }
   enter_uncounted(handle);
   alive.fetch_add(1, std::memory_order_relaxed);
@@ -195,6 +202,7 @@ int64_t live_handles() {
 }
 
 void set_checks(swv_checks wanted) {
+  const std::lock_guard lock(switching);
   if (wanted == SWV_CHECKS_OFF) all_are_entered = false;
   checks = wanted;
   handles_are_checked = wanted != SWV_CHECKS_OFF;

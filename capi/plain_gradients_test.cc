@@ -113,6 +113,35 @@ TEST(PlainGradientsTest, OfAFunction) {
   });
 }
 
+// What stands in for a gradient that nobody wants may be anything.
+TEST(PlainGradientsTest, OfAnInputThatWantsNoneNothingIsCompared) {
+  on_mesh("dp=2", [](swv_mesh* mesh) {
+    struct Given {
+      int64_t rank;
+    } given{rank_of(mesh)};
+    swv_function function = SWV_FUNCTION_INIT;
+    function.user_data = &given;
+    function.forward = [](void*, const swv_function_call* call) {
+      return swv_tensor_share(call->inputs[0], &call->outputs[0]);
+    };
+    function.backward = [](void* user_data, const swv_function_call* call) {
+      swv_status* const status = swv_tensor_share(call->inputs[0], &call->outputs[0]);
+      if (status != nullptr) return status;
+      const auto own = static_cast<double>(static_cast<Given*>(user_data)->rank);
+      return swv_tensor_full(kSizes, 2, own, nullptr, &call->outputs[1]);
+    };
+    const Doubled d(mesh);
+    Tensor labels, y, with, grad;
+    ok(swv_tensor_detach(d.x, labels.out()));
+    *with.out() = plain(3);
+    const swv_tensor* const inputs[] = {d.x, labels};
+    ok(swv_function_apply(&function, SWV_MODE_GRAD, inputs, 2, y.out(), 1));
+    ok(swv_tensor_backward(y, with, nullptr));
+    ok(swv_tensor_grad(d.x, grad.out()));
+    EXPECT_EQ(sum_of(grad), 15 * 3);
+  });
+}
+
 TEST(PlainGradientsTest, OtherOnesOnARankAreAnErrorBeforeANorm) {
   on_mesh("dp=2", [](swv_mesh* mesh) {
     const Doubled d(mesh);

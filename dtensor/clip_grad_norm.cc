@@ -201,7 +201,9 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     }
   }
   run_plans(in_flight, cause);
-  const uint64_t by = mix(std::bit_cast<uint64_t>(max_norm), std::bit_cast<uint64_t>(norm_type));
+  // (mix() of a number with itself is 0.)
+  const uint64_t by =
+      mix(mix(1, std::bit_cast<uint64_t>(max_norm)), std::bit_cast<uint64_t>(norm_type));
   uint64_t all = by;
   for (const at::Tensor& grad : grads) {
     if (is_dtensor(grad)) all = mix(all, provenance_of(meta_of(grad)));

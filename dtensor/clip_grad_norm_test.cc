@@ -75,6 +75,18 @@ TEST(ClipGradNormTest, AnotherLargestNormOnARankIsAnError) {
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
 }
 
+// Or of which one alone clips, to the norm's own type.
+TEST(ClipGradNormTest, ARankThatAloneClipsIsHeardOf) {
+  const absl::Status status = testing::try_on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    at::Tensor w = distribute_tensor(at::ones({4}), mesh, {Replicate()}).requires_grad_();
+    w.mutable_grad() = distribute_tensor(at::full({4}, 100.0f), mesh, {Replicate()});
+    if (mesh->coordinate()[0] == 1) clip_grad_norm({w}, 2.0);
+    const at::Tensor x = distribute_tensor(at::ones({2, 4}), mesh, {Shard(0)});
+    (void)x.mv(w.grad()).sum().item<float>();
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+}
+
 TEST(ClipGradNormTest, WithoutANumberForTheNormNoGradientStaysAsItWas) {
   const at::Tensor bad = with_gradient(at::zeros({2}), at::full({2}, std::nan("")));
   const at::Tensor large = with_gradient(at::zeros({2}), at::full({2}, 1e8));

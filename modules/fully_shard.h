@@ -23,9 +23,9 @@
 // checkpoints need to know nothing. `full_tensor(param)` is the whole; initialisers (`param.normal_()`)
 // give the numbers of one device. While gradients are not recorded, operators on parameters alone, or
 // with numbers (`p.norm()`, `p.clone()`, `p * 0.99`), work on what rests, in its dtype and where it is,
-// as averages of weights and initialisers want it; so do those that write another parameter or a buffer
-// of it (`teacher.lerp_(p, 0.1)`), and, always, those on a parameter and what lies as it does
-// (`ema.lerp_(p, 0.1)` of a clone, or with a gradient); all others on what is whole.
+// as averages of weights and initialisers want it; so do, always, those on a parameter and what lies as
+// it does (`ema.lerp_(p, 0.1)` of a clone, or with a gradient), and under mixed precision those that
+// write another parameter or a buffer (`teacher.lerp_(p, 0.1)`); all others on what is whole.
 // Its parts and those of its gradients share their unit's memory. What
 // was taken of a parameter before (to_local(), a view as `w.t()`, `p.detach()`) is no longer of it, and
 // keeps the old memory with the old values.

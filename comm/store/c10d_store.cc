@@ -201,8 +201,9 @@ absl::StatusOr<std::shared_ptr<C10dStore>> open_c10d_store(const C10dStoreOption
         [host = options.host, tcp] { return c10::make_intrusive<c10d::TCPStore>(host, tcp); });
     std::future<c10::intrusive_ptr<c10d::TCPStore>> joined = task.get_future();
     std::thread(std::move(task)).detach();
-    if (joined.wait_until(absl::ToChronoTime(deadline)) != std::future_status::ready) {
-      return absl::DeadlineExceededError(
+    const auto left = absl::ToChronoMilliseconds(deadline - absl::Now());
+    if (joined.wait_for(left) != std::future_status::ready) {
+      return absl::UnavailableError(
           absl::StrCat(where, ": what listens there has not answered as a store in ",
                        absl::FormatDuration(options.timeout)));
     }

@@ -40,6 +40,11 @@ void part_written(const at::Tensor& tensor, std::string_view who, uint64_t by) {
   written(meta, who);
 }
 
+void part_replaced(const at::Tensor& tensor, std::string_view who, uint64_t from) {
+  if (is_dtensor(tensor)) meta_of(tensor).came_from(from);
+  part_written(tensor, who);
+}
+
 at::Tensor lying_as(const at::Tensor& tensor, at::Tensor part) {
   if (!is_dtensor(tensor)) return part;
   const DTensorMeta& meta = meta_of(tensor);

@@ -70,6 +70,8 @@ at::Tensor part_to_read(const at::Tensor& tensor, std::string_view who);
 // written. For plain tensors too: LibTorch's fused optimizers do not tell autograd. `by`: what all ranks
 // have to have done alike, as a number (provenance.h); 0: nothing that could differ.
 void part_written(const at::Tensor& tensor, std::string_view who, uint64_t by = 0);
+// The same of a value that does not depend on the one before: `from` says which it is, on all ranks alike.
+void part_replaced(const at::Tensor& tensor, std::string_view who, uint64_t from);
 
 // A tensor of this rank's `part` that lies as `tensor` does; plain if that is.
 at::Tensor lying_as(const at::Tensor& tensor, at::Tensor part);

@@ -78,7 +78,7 @@ CollectiveUnderWay FsdpUnit::gather_from_neighbours() {
   const About about(*context_, provenance());
   keep_for_stream(part_);
   Work work = group.all_gather_v(comm_buffer(part_), comm_buffer(flat_), counts,
-                                 collective_options(*context_, flat_.device(), "fully_shard"));
+                                 collective_options(*context_, flat_.device(), cause().tag()));
   return {TensorWork(*context_, std::move(work), flat_.device()), std::move(span)};
 }
 

@@ -136,10 +136,16 @@ Use use_in(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
   if (works_at_rest(op.operator_name().name) || keeps_dtype(op, args, *first->spec)) {
     return Use::kAtRest;
   }
-  bool alone = true, with_its_like = false, with_members = true;
+  bool alone = true, with_its_like = false, with_members = true, is_rounded = false;
   for (const IValue& arg : args) {
     for_each_of(arg, [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || resting_of(tensor) != nullptr) return;
+      if (!tensor.defined()) return;
+      if (const Resting* its = resting_of(tensor)) {
+        const FsdpUnit::Options& options = its->unit->options();
+        is_rounded |= options.param_dtype.value_or(its->spec->dtype) != its->spec->dtype;
+        with_members &= !options.compute_device.has_value();
+        return;
+      }
       if (is_dtensor(tensor.unsafeGetTensorImpl())) {
         const Spec& spec = *meta_of(tensor).spec;
         with_its_like |= spec.layout == first->spec->layout && spec.sizes == first->spec->sizes;
@@ -155,9 +161,8 @@ Use use_in(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
   if (with_its_like) return Use::kAtRest;
   if (c10::GradMode::is_enabled() || makes_view(schema)) return Use::kWhole;
   // An average of weights in a buffer, or in parameters that do not rest: `teacher.lerp_(parameter, 0.1)`
-  // is of numbers that mixed precision has not rounded.
-  const bool averages =
-      with_members && schema.is_mutable() && !first->unit->options().compute_device.has_value();
+  // is of numbers that mixed precision has not rounded. (Where it rounds none the unit is gathered.)
+  const bool averages = is_rounded && with_members && schema.is_mutable();
   return alone || averages ? Use::kAtRest : Use::kWhole;
 }
 

@@ -819,5 +819,27 @@ TEST(CheckpointTest, RanksThatDifferAreAllTold) {
   EXPECT_THROW((void)state.value("v"), Error);
 }
 
+// Of which one had stepped when the other failed.
+TEST(CheckpointTest, LoadingBringsRanksTogetherAgain) {
+  const std::string directory = new_directory("together");
+  on_mesh({{"x", 2}}, [&](const MeshPtr& mesh) {
+    torch::nn::Linear model(3, 4);
+    distribute_module(*model, mesh, {});
+    StateDict state;
+    add_module(state, *model);
+    save_checkpoint(directory, 1, state, mesh);
+    const at::Tensor before = full_tensor(model->weight).detach().clone();
+    FusedOptimizer optimizer(model->parameters(), AdamWOptions{});
+    if (mesh->coordinate()[0] == 1) {
+      for (at::Tensor p : model->parameters()) p.mutable_grad() = at::ones_like(p);
+      optimizer.step();
+    }
+    load_checkpoint(directory, state, mesh);
+    EXPECT_TRUE(at::equal(to_local(model->weight.detach()), before));
+    const at::Tensor x = distribute_tensor(at::ones({4, 3}), mesh, {Shard(0)});
+    (void)model->forward(x).sum().item<float>();
+  });
+}
+
 }  // namespace
 }  // namespace shardweave

@@ -53,6 +53,7 @@ class Checkpointer::State {
   const CheckpointOptions& options() const { return options_; }
 
   void open() {
+    wait_together("Checkpointer");
     const absl::Status mine = status_of([&]() -> absl::Status {
       FileSystem& fs = *options_.file_system;
       if (whole(*context_).rank() != 0 || lock_ != nullptr) return absl::OkStatus();

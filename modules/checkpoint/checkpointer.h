@@ -87,8 +87,8 @@ class Checkpointer {
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   // Makes the directory, if it is not there, and takes it: what the first save does, before there is
-  // anything to save. Throws Error, on all ranks: FailedPrecondition if another run saves there; of the
-  // disk. Collective.
+  // anything to save. After wait(). Throws Error, on all ranks: FailedPrecondition if another run saves
+  // there; of the disk. Collective.
   void open();
   // DIRECTORY/step-000100 when it returns. What the optimizer or the model does afterwards is not in it.
   // Throws Error: AlreadyExists for a step that is there (that save_async() has saved, too: at the end of a

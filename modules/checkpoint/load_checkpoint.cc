@@ -385,7 +385,9 @@ absl::Status prepare(const StateDict& state, std::vector<Target>& targets, Prepa
 void apply(StateDict& state, const Manifest& manifest, Prepared& prepared) {
   for (auto& [target, part] : prepared.parts) {
     part.copy_(target->staged);
-    part_written(target->like, kLoad);
+    // Ranks that had gone apart have the same again.
+    part_replaced(target->like, kLoad,
+                  checksum(static_cast<uint64_t>(manifest.step), target->name));
     target->staged.reset();
   }
   for (size_t i = 0; i < prepared.late.size(); ++i) {

@@ -61,10 +61,10 @@ absl::StatusOr<std::unique_ptr<SafetensorsIndex>> SafetensorsIndex::open(
   result->path_ = path;
   std::string name;
   bool is_file = path.ends_with(".json") || path.ends_with(".safetensors");
+  absl::Status as_file;
   if (!is_file) {
-    const absl::Status opened = result->fs_->open(path, Symlinks::kFollow).status();
-    if (absl::IsNotFound(opened)) return opened;
-    is_file = opened.ok();
+    as_file = result->fs_->open(path, Symlinks::kFollow).status();
+    is_file = as_file.ok();
   }
   if (is_file) {
     const size_t slash = path.find_last_of('/');
@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsIndex>> SafetensorsIndex::open(
   } else {
     result->folder_ = path;
     absl::StatusOr<std::string> found = model_in(*result->fs_, path);
-    if (!found.ok()) return found.status();
+    if (!found.ok()) return absl::IsNotFound(as_file) ? as_file : found.status();
     name = *std::move(found);
   }
   const std::string file = join_path(result->folder_, name);

@@ -316,15 +316,16 @@ LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& mod
   // After the reading, which may fail on one rank alone: others would wait for it in here.
   std::vector<Prepared> prepared;
   check(agree(comm, guarded([&] { return prepare(tensors, staged, prepared); }), timeout));
-  const absl::Status applied = agree(comm, guarded([&] {
-                                       for (Prepared& each : prepared) {
-                                         each.part.copy_(each.value);
-                                         part_written(each.tensor->tensor, kLoad);
-                                         each.value.reset();
-                                       }
-                                       return absl::OkStatus();
-                                     }),
-                                     timeout);
+  const absl::Status applied =
+      agree(comm, guarded([&] {
+              for (Prepared& each : prepared) {
+                each.part.copy_(each.value);
+                part_replaced(each.tensor->tensor, kLoad, checksum(1, each.tensor->name));
+                each.value.reset();
+              }
+              return absl::OkStatus();
+            }),
+            timeout);
   if (!applied.ok()) {
     check(absl::Status(applied.code(), str_cat(std::string(applied.message()),
                                                "; the module has new values in part")));

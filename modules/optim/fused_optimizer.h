@@ -25,6 +25,10 @@
 // orthogonal each by itself: they stay the same to the last bit where their matrix products round
 // alike, that is with one BLAS library, kind of processor and number of threads on all of them.
 //
+// All ranks of a parameter's mesh step it alike: with other options on one, or more often, what they have
+// is apart, and the next collective about it is an error (FailedPrecondition); loading a checkpoint on all
+// of them brings them together again.
+//
 // Groups of parameters have options of their own, of another optimizer too:
 //
 //   FusedOptimizer optimizer(muon_groups(hidden, MuonOptions{.lr = 0.02}, AdamWOptions{}));

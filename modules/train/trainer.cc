@@ -279,7 +279,8 @@ class Trainer::Run {
       }
       parts_.saved = parts_.steps_done;
     }
-    parts_.checkpointer->open();  // or hours later there is nowhere to save
+    // Or hours later there is nowhere to save.
+    if (parts_.steps_done < options_.steps) parts_.checkpointer->open();
   }
 
   // As the first rank sees it.
@@ -368,7 +369,8 @@ class Trainer::Run {
     if (parts_.loader != nullptr) parts_.loader->set_position(before.position, where_);
     const c10::AutoGradMode no_grad(false);
     for (size_t i = 0; i < before.buffers.size(); ++i) {
-      at::Tensor(parts_.buffers[i]).copy_(before.buffers[i]);
+      at::Tensor buffer = parts_.buffers[i];
+      if (buffer.sizes() == before.buffers[i].sizes()) buffer.copy_(before.buffers[i]);
     }
   }
 
@@ -529,12 +531,16 @@ class Trainer::Run {
 
 namespace {
 
-// All but those that are made of the module's options.
+// All but those that are made of the module's options, and large ones (frozen weights, caches), of which
+// a copy in every step would be another model.
 std::vector<at::Tensor> changing_buffers(const torch::nn::Module& module) {
+  constexpr int64_t kMostOfBuffer = int64_t{1} << 22;
   const std::set<std::string> fixed = checkpoint_internal::non_persistent_fqns(module);
   std::vector<at::Tensor> buffers;
   for (const auto& item : module.named_buffers()) {
-    if (item.value().defined() && !fixed.contains(item.key())) buffers.push_back(item.value());
+    const at::Tensor& buffer = item.value();
+    const bool is_small = buffer.defined() && buffer.numel() < kMostOfBuffer;
+    if (is_small && !fixed.contains(item.key())) buffers.push_back(buffer);
   }
   return unique_parameters(buffers);
 }

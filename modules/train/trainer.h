@@ -202,7 +202,8 @@ class Trainer {
   // Loads the checkpoint first, if it is to; one of `steps` or more leaves nothing to do. `loss` is the
   // forward of a batch: one number, of which backward is called; nullopt, on all ranks (join.h is for ranks
   // with different numbers of batches), if there is none. Batches left over at the end, fewer than
-  // `accumulate`, are left out, and come first in the next run. Run again, it goes on where it stopped; batches
+  // `accumulate`, are left out, and come first in the next run; what they did to buffers of fewer than 2^22
+  // elements is undone. Run again, it goes on where it stopped; batches
   // are counted over all runs, and the checkpoint knows how many there were, whatever `accumulate` is then.
   //
   // Throws Error: what is said above, what Checkpointer throws, and, on all ranks at the end of the run,
