@@ -462,6 +462,9 @@ TEST(CheckpointTest, BadFilesAreErrorsOnAllRanksBeforeAnythingIsApplied) {
   fails([&] { fs::resize_file(second, 3); }, kDataLoss, "the manifest says");
   fails([&] { fs::resize_file(second, 0); }, kDataLoss, "has 0 bytes");
   fails([&] { poke(1); }, kDataLoss, "has the checksum");
+  // In the header, in whose first byte JSON begins.
+  fails([&] { poke(static_cast<int64_t>(fs::file_size(second)) - 8); }, kDataLoss,
+        "it is not as it was written");
   fails([&] { poke(1); }, kDataLoss, "rank-00001.safetensors' has the checksum", {.verify = true});
   fails(
       [&] {

@@ -282,6 +282,26 @@ TEST_F(SafetensorsTest, FollowsAnIndex) {
   }
 }
 
+// A file is one whatever it is called.
+TEST_F(SafetensorsTest, AFileOfAnotherName) {
+  auto writer = SafetensorsWriter::create(path("m.safetensors"), {{"w", DType::kU8, {1}}});
+  ASSERT_TRUE((*writer)->append("w", 1).ok());
+  ASSERT_TRUE((*writer)->finish().ok());
+  std::filesystem::rename(path("m.safetensors"), path("weights"));
+  const auto model = SafetensorsIndex::open(path("weights"));
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->names(), std::vector<std::string>{"w"});
+  const absl::Status nowhere = SafetensorsIndex::open(path("nowhere")).status();
+  EXPECT_EQ(nowhere.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(nowhere.message()), HasSubstr("cannot open"));
+}
+
+// What no number of 64 bits says is not said.
+TEST_F(SafetensorsTest, BoxesThatEndBehindAllNumbers) {
+  EXPECT_EQ((Box{{INT64_MAX, 1}, {2, 1}}.to_string()),
+            "[9223372036854775807:9223372036854775807+2, 1:2]");
+}
+
 TEST_F(SafetensorsTest, ChecksumsComeWithTheBytes) {
   std::vector<int32_t> all(1000 * 300);
   std::iota(all.begin(), all.end(), 0);
