@@ -549,7 +549,7 @@ TEST(TrainerTest, BuffersDoNotCountBatchesThatAreLeftOut) {
 TEST(TrainerTest, ADirectoryThatCannotBeMadeIsAnErrorAtOnce) {
   const std::string file = new_path("no_directory");
   std::ofstream(file) << "a file";
-  for (const std::string& path : {file, file + "/below"}) {
+  for (const std::string& path : {file, file + "/below", std::string("/proc/no_directory")}) {
     int steps = 0;
     const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
       Trainee trainee(
