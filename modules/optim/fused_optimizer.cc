@@ -144,14 +144,15 @@ Numbers numbers_of(const MuonOptions& o) {
           o.ns_b, o.ns_c,         o.eps,      number(o.lr_scale), number(o.ns_dtype)};
 }
 
-// Of everything that has to be the same on all ranks; as floats, for a schedule's cosine may end
-// otherwise on another processor.
-uint64_t checksum_of(const OptimizerOptions& options) {
+// Of everything that has to be the same on all ranks. `as_floats`: but for the last bits, for a schedule's
+// cosine may end otherwise on another processor.
+uint64_t checksum_of(const OptimizerOptions& options, bool as_floats) {
   uint64_t sum = options.index() + 1;
   std::visit(
       [&](const auto& o) {
         for (const double number : numbers_of(o)) {
-          sum = mix(sum, std::bit_cast<uint32_t>(static_cast<float>(number)));
+          const double counts = as_floats ? static_cast<float>(number) : number;
+          sum = mix(sum, std::bit_cast<uint64_t>(counts));
         }
       },
       options);
@@ -513,7 +514,7 @@ void FusedOptimizer::step(std::source_location where) {
     const at::Tensor& grad = parameter.grad();
     if (communicates(groups_[state.group]) && is_dtensor(parameter)) {
       if (Together* mesh = together_on(meta_of(parameter).context.get())) {
-        uint64_t sum = mix(checksum_of(groups_[state.group]), grad.defined());
+        uint64_t sum = mix(checksum_of(groups_[state.group], /*as_floats=*/false), grad.defined());
         // A rank that has looked at a state has made it.
         sum = mix(sum, state.step.defined() ? static_cast<uint64_t>(state.steps()) : 0);
         mesh->sums.push_back(sum);
@@ -605,7 +606,7 @@ void FusedOptimizer::step(std::source_location where) {
   }
   // Ranks that step with other numbers, or more often, are apart.
   std::vector<uint64_t> by;
-  for (const Options& options : groups_) by.push_back(checksum_of(options));
+  for (const Options& options : groups_) by.push_back(checksum_of(options, /*as_floats=*/true));
   for (const Step& step : steps) {
     const at::Tensor& grad = step.parameter.grad();
     const bool is_ranks_own = is_dtensor(grad) && provenance_of(meta_of(grad)) == kRanksOwn;
