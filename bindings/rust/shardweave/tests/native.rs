@@ -219,6 +219,24 @@ fn sharded_modules_are_loaded() {
     }
 }
 
+/// A plain tensor is the same on all ranks, or an error.
+#[test]
+fn what_is_loaded_is_compared_over_the_ranks() {
+    let error = World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let layer = nn::Linear::new(4, 3)?;
+            layer.distribute(&mesh, &shardweave::ParameterPlan::new(), Source::default())?;
+            layer.load(&mut |name| {
+                let own = if name == "bias" { world.rank() as f64 } else { 0.5 };
+                Tensor::full(if name == "bias" { &[3] } else { &[3, 4] }, own)
+            })?;
+            layer.bias.as_ref().unwrap().detach()?.sum()?.item::<f64>()
+        })
+        .unwrap_err();
+    assert!(error.message().contains("differs from rank to rank"), "{error}");
+}
+
 #[test]
 fn operators_on_results_and_numbers() {
     let x = Tensor::from_slice(&[1.0f64, 2.0, 4.0], &[3]).unwrap();
