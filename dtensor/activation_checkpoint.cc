@@ -141,6 +141,7 @@ std::vector<at::Tensor> checkpoint(const CheckpointedFunction& function,
   std::vector<at::Tensor> results;
   {
     const c10::AutoGradMode no_record(false);
+    const dtensor_internal::RecordedLater recorded_later;
     results = function(inputs);
   }
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));

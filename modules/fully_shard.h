@@ -21,8 +21,8 @@
 // A parameter rests as a DTensor that is cut into rows: unevenly, so that what ranks keep lies in the
 // unit's buffer one after the other. param.grad() lies alike. So optimizers, clip_grad_norm and
 // checkpoints need to know nothing. `full_tensor(param)` is the whole; initialisers (`param.normal_()`)
-// give the numbers of one device. While gradients are not recorded, operators on parameters alone, or
-// with numbers (`p.norm()`, `p.clone()`, `p * 0.99`), work on what rests, in its dtype and where it is,
+// give the numbers of one device. While gradients are not recorded (and will not be: a checkpoint()'s
+// first run is as its second), operators on parameters alone, or with numbers (`p.norm()`, `p.clone()`, `p * 0.99`), work on what rests, in its dtype and where it is,
 // as averages of weights and initialisers want it; so do, always, those on a parameter and what lies as
 // it does (`ema.lerp_(p, 0.1)` of a clone, or with a gradient), and under mixed precision those that
 // write another parameter or a buffer (`teacher.lerp_(p, 0.1)`); all others on what is whole.
@@ -58,6 +58,9 @@
 //   fully_shard(*model, mesh, {.units = {"blocks.*"}, .compute_device = at::kCUDA});
 //   FusedOptimizer optimizer(model->parameters(), AdamWOptions{});  // steps on the CPU
 //   auto x = distribute_tensor(batch.to(at::kCUDA), mesh, {{"dp", Shard(0)}});
+//
+// A hook of a parameter is called with an undefined gradient where a backward meets its unit and not
+// the parameter, of which another graph has a gradient yet to come: two losses of parts of one unit.
 //
 // Along other mesh dimensions parameters stay as they are: parallelize_module() comes first, then
 // fully_shard(). With a mesh dimension on which parameters are replicated and the batch is cut, this
@@ -116,7 +119,9 @@ struct FullyShardOptions {
   //
   // As what operators see parameters, and as units are gathered; nullopt: as they rest. What an
   // operator takes beside them or views of them (no buffer, no number) becomes of this dtype, too.
-  // Parameters of other dtypes (complex, of 8 bits) and what meets only those stay as they are.
+  // Parameters of other dtypes (complex, of 8 bits) and what meets only those stay as they are. What is
+  // to be computed more exactly asks for it while gradients are recorded, as a router does:
+  // `at::linear(x.to(at::kFloat), weight.to(at::kFloat))` works on float32, of what operators see.
   std::optional<at::ScalarType> param_dtype = {};
   // In what gradients are summed over ranks, along all mesh dimensions; nullopt: as operators see the
   // parameters.

@@ -426,6 +426,35 @@ TEST(FullyShardNoSyncTest, CheckpointsGraphsThatAreKeptAndTwoForwards) {
 }
 
 // What comes as one number for all elements, and one gradient that is two parameters'.
+// The backward within a checkpoint's is not the last one's end, also where it is the first to come, and
+// meets what is full.
+TEST(FullyShardNoSyncTest, ACheckpointAtTheEnd) {
+  const auto run = [](ModelImpl& model, const std::function<at::Tensor(int)>& feed,
+                      const std::function<std::shared_ptr<void>()>& held) {
+    for (int i = 0; i < 3; ++i) {
+      const std::shared_ptr<void> scope = i == 2 ? nullptr : held();
+      const at::Tensor x = feed(i);
+      at::Tensor y = std::dynamic_pointer_cast<ExpertImpl>(model.experts->ptr(0))->forward(x);
+      y = model.norm(y * model.gate);
+      checkpoint([&](const at::Tensor& in) { return model.head(in).square().mean(); }, y)
+          .backward();
+    }
+  };
+  Model plain;
+  run(*plain, input, nothing);
+  const Values wanted = gradients_of(*plain);
+  for (const int64_t ranks : {2, 3}) {
+    on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
+      Model model;
+      shard(*model, mesh);
+      const CommTrace trace(mesh);
+      run(*model, [&](int i) { return fed(i, mesh); }, no_sync(mesh));
+      EXPECT_EQ(reduced_in(trace).collectives, 3);  // an expert, the head, and the rest
+      expect_close(gradients_of(*model), wanted);
+    });
+  }
+}
+
 TEST(FullyShardNoSyncTest, GradientsThatShareMemory) {
   struct Two : nn::Module {
     Two() {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/activation_checkpoint.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/engine/flat_row.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
@@ -228,6 +229,19 @@ TEST(FullyShardSegmentsTest, NeighboursKeepTheirParts) {
     EXPECT_TRUE(at::allclose(full_tensor(model->forward(x)),
                              twin->forward(at::ones({kBatch, kDim})), 1e-5, 1e-5));
     reshard(mesh);
+    EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+  });
+  // Backward comes behind a checkpoint's first run, which records nothing.
+  on_mesh({{"dp", 4}}, [](const MeshPtr& mesh) {
+    nn::Sequential model = make();
+    const auto units =
+        fully_shard(*model, mesh, {.units = {"*"}, .reshard_after_forward_ranks = 2});
+    const at::Tensor x = distribute_tensor(at::ones({kBatch, kDim}), mesh, {{"dp", Shard(0)}});
+    const at::Tensor loss =
+        checkpoint([&](const at::Tensor& in) { return model->forward(in); }, x).sum();
+    EXPECT_NEAR(static_cast<double>(fully_shard_counters(mesh).gathered_bytes),
+                static_cast<double>(2 * units[0].numel * 4), 8);
+    loss.backward();
     EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
   });
   // Nothing is kept where no backward comes.

@@ -490,6 +490,27 @@ TEST(FullyShardTest, HooksOfUnusedParametersAreNotCalled) {
   });
 }
 
+// Gradients from before are added to, whoever has computed them.
+TEST(FullyShardTest, GradientsOfBefore) {
+  const auto backward = [](NetImpl& model, const Batch& b) {
+    model.loss(b.tokens, b.targets).backward();
+  };
+  Net plain;
+  for (const int step : {0, 1}) backward(*plain, batch(step));
+  const Values wanted = gradients_of(*plain);
+  for (const std::vector<MeshDim>& dims : kMeshes) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      Net model;
+      backward(*model, batch(0));
+      if (has_dim(dims, "tp")) parallelize_module(*model, mesh, {.parameter = kTensorParallel});
+      fully_shard(*model, mesh, {.mesh_dim = "dp", .units = {"blocks.*"}});
+      backward(*model, fed(1, mesh));
+      finish_grad_sync(*model);
+      expect_close(gradients_of(*model), wanted);
+    });
+  }
+}
+
 TEST(FullyShardTest, CheckpointsAreGatheredAgain) {
   expect_same([](NetImpl& model, const std::function<Batch(int)>& feed) {
     for (int step = 0; step < 3; ++step) {
@@ -1501,6 +1522,111 @@ TEST(FullyShardTest, MixedPrecisionOfOtherUses) {
       EXPECT_TRUE(at::equal(full_tensor(model->weight.grad()), wanted));
     });
   }
+}
+
+// What a forward asks for in the dtype that rests is computed in it, of the numbers that operators see.
+TEST(FullyShardTest, MixedPrecisionGivesWhatIsAskedFor) {
+  const at::Tensor x = at::sin(at::arange(4 * kDim, at::kFloat)).view({4, kDim});
+  nn::Linear plain(kDim, kHidden);
+  initialize(*plain);
+  const at::Tensor seen = plain->weight.detach().to(at::kBFloat16).to(at::kFloat);
+  const at::Tensor wanted = at::linear(x, seen);
+  ASSERT_FALSE(at::allclose(wanted, wanted.to(at::kBFloat16).to(at::kFloat), 1e-5, 1e-5));
+  for (const int64_t ranks : {1, 2, 3}) {
+    on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
+      nn::Linear model(kDim, kHidden);
+      initialize(*model);
+      fully_shard(*model, mesh, {.param_dtype = at::kBFloat16});
+      const at::Tensor& w = model->weight;
+      const auto scores = [&](const at::Tensor& in) {
+        return at::linear(in.to(at::kFloat), w.to(at::kFloat));
+      };
+      const at::Tensor in = distribute_tensor(x, mesh, {{"dp", Shard(0)}}).requires_grad_();
+      for (const bool again : {false, true}) {
+        const at::Tensor got = again ? checkpoint(scores, in) : scores(in);
+        EXPECT_EQ(got.scalar_type(), at::kFloat);
+        EXPECT_TRUE(at::allclose(full_tensor(got.detach()), wanted, 1e-6, 1e-6));
+        got.sum().backward();
+        const at::Tensor grad = full_tensor(w.grad());
+        EXPECT_TRUE(at::allclose(grad, at::ones({kHidden, 4}).mm(x), 1e-2, 1e-2)) << grad;
+        w.mutable_grad() = at::Tensor();
+      }
+      // module->to() leaves all as it is.
+      const c10::AutoGradMode no_grad(false);
+      model->to(at::kFloat);
+      EXPECT_TRUE(at::equal(full_tensor(w.detach()), plain->weight.detach()));
+    });
+  }
+}
+
+// checkpoint() runs a function twice, and both runs are of one function.
+TEST(FullyShardTest, MixedPrecisionUnderCheckpoints) {
+  struct GainImpl : nn::Module {
+    GainImpl() { gain = register_parameter("gain", at::arange(kDim, at::kFloat) / 37); }
+    at::Tensor forward(const at::Tensor& x) { return x * (1 + gain); }
+    at::Tensor gain;
+  };
+  for (const bool outer : {false, true}) {  // one within another
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      GainImpl model;
+      fully_shard(model, mesh, {.param_dtype = at::kBFloat16});
+      const at::Tensor x =
+          distribute_tensor(
+              at::sin(at::arange(4 * kDim, at::kFloat) + 1).view({4, kDim}).to(at::kBFloat16), mesh,
+              {{"dp", Shard(0)}})
+              .requires_grad_();
+      std::vector<at::Tensor> runs;
+      const auto run = [&](const at::Tensor& in) {
+        const at::Tensor out = model.forward(in);
+        runs.push_back(out.detach().clone());
+        return out;
+      };
+      const at::Tensor wanted = model.forward(x).detach();
+      EXPECT_EQ(wanted.scalar_type(), at::kBFloat16);
+      const at::Tensor got =
+          outer ? checkpoint([&](const at::Tensor& in) { return checkpoint(run, in); }, x)
+                : checkpoint(run, x);
+      got.sum().backward();
+      ASSERT_GE(runs.size(), 2U);
+      runs.push_back(got.detach());
+      for (const at::Tensor& one : runs) {
+        EXPECT_EQ(one.scalar_type(), at::kBFloat16);
+        EXPECT_TRUE(at::equal(full_tensor(one), full_tensor(wanted)));
+      }
+      // Behind it averages are of what rests again.
+      const c10::AutoGradMode no_grad(false);
+      EXPECT_EQ((1 + model.gain).scalar_type(), at::kFloat);
+    });
+  }
+}
+
+TEST(FullyShardTest, MixedPrecisionOfIndices) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    nn::Embedding model(kWords, kDim);
+    initialize(*model);
+    const at::Tensor whole = model->weight.detach().clone();
+    fully_shard(*model, mesh, {.param_dtype = at::kBFloat16});
+    const at::Tensor rows = at::arange(6) * 5 % kWords;
+    const at::Tensor ids = distribute_tensor(rows, mesh, {{"dp", Shard(0)}});
+    const auto look_up = [&] { return model->weight.index({ids}); };
+    const at::Tensor wanted = whole.to(at::kBFloat16).index({rows});
+    EXPECT_TRUE(at::equal(full_tensor(look_up().detach()), wanted));
+    {
+      const c10::AutoGradMode no_grad(false);
+      EXPECT_EQ(look_up().scalar_type(), at::kBFloat16);
+      EXPECT_TRUE(at::equal(full_tensor(look_up()), wanted));
+    }
+    look_up().sum().backward();
+    at::Tensor counts = at::zeros({kWords, kDim});
+    counts.index_put_({rows}, at::ones({6, kDim}), /*accumulate=*/true);
+    EXPECT_TRUE(at::equal(full_tensor(model->weight.grad()), counts));
+  });
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    nn::Embedding model(kWords, kDim);
+    fully_shard(*model, mesh, {.param_dtype = at::kBFloat16, .output_dtype = at::kDouble});
+    const at::Tensor ids = distribute_tensor(at::arange(6), mesh, {{"dp", Shard(0)}});
+    EXPECT_EQ(model->weight.index({ids}).scalar_type(), at::kDouble);
+  });
 }
 
 // What rests as several dtypes, and what mixed precision leaves as it is.

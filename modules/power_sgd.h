@@ -70,6 +70,7 @@ class PowerSgd final : public GradientHook {
   // Error (NotFound).
   std::vector<std::string> state_names() const;
   at::Tensor state(const std::string& name) const;
+  // All ranks give back what each of them had: local, so that nothing tells where one does not.
   // Throws Error (InvalidArgument), before anything is changed, for a name that does not end so, and a
   // tensor of another dtype or number of dimensions than state() gives.
   void set_state(const std::map<std::string, at::Tensor>& state);

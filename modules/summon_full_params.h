@@ -41,7 +41,8 @@ namespace shardweave {
 
 struct FullParamsOptions {
   bool writeback = false;
-  // A place along the units' mesh dimension: the rank there, and no other, has whole copies.
+  // A place along the units' mesh dimension: the rank there, and no other, has whole copies. Where there
+  // are replicas (other mesh dimensions) each has such a rank, and all of these write alike.
   std::optional<int> rank = {};
 };
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "c10/core/GradMode.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "c10/util/Exception.h"
 #include "shardweave/dtensor/dtensor.h"
@@ -157,6 +158,12 @@ bool has_input(absl::Span<const IValue> args, std::string_view module) {
   };
   return std::any_of(args.begin(), args.end(), [&](const IValue& arg) {
     if (arg.isTensor()) return is_input(arg.toTensor());
+    if (arg.isOptionalTensorList()) {
+      const std::vector<std::optional<at::Tensor>> tensors = arg.toOptionalTensorVector();
+      return std::any_of(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+        return tensor.has_value() && is_input(*tensor);
+      });
+    }
     if (!arg.isTensorList()) return false;
     const std::vector<at::Tensor> tensors = arg.toTensorVector();
     return std::any_of(tensors.begin(), tensors.end(), is_input);
@@ -388,6 +395,12 @@ Layout layout_of_target(const ForwardTarget& target, const Layout& now, int dims
 }
 
 }  // namespace
+
+thread_local int RecordedLater::depth_ = 0;
+
+bool is_training() {
+  return c10::GradMode::is_enabled() || RecordedLater::is_so();
+}
 
 std::set<std::string> layer_arguments() {
   std::set<std::string> names;

@@ -99,4 +99,22 @@ void warn_of_unmet_plan(const at::Tensor& weight);
 // A node of autograd's graph that runs a forward pass again: in it, plans hold as in the first.
 class RunsForward : public torch::autograd::Node {};
 
+// While it lives on this thread, what runs without recording will run again with it: a checkpoint()'s
+// first run is of training.
+class RecordedLater {
+ public:
+  RecordedLater() { ++depth_; }
+  ~RecordedLater() { --depth_; }
+  RecordedLater(const RecordedLater&) = delete;
+  RecordedLater& operator=(const RecordedLater&) = delete;
+
+  static bool is_so() { return depth_ > 0; }
+
+ private:
+  static thread_local int depth_;
+};
+
+// Whether gradients will be wanted of what runs now.
+bool is_training();
+
 }  // namespace shardweave::dtensor_internal

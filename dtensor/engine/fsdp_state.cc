@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "c10/core/GradMode.h"
+#include "shardweave/dtensor/engine/forward_plan.h"
 #include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/graph_task.h"
@@ -55,7 +56,7 @@ void FsdpState::touch(FsdpUnit& unit) {
     if (current_ != nullptr && current_ != &unit &&
         (in_backward || current_->options_.reshard_after_forward)) {
       leaving_.push_back(current_);
-      current_->is_to_keep_part_ = !in_backward && c10::GradMode::is_enabled();
+      current_->is_to_keep_part_ = !in_backward && is_training();
     }
     if (begins_anew) current_ = before_ = nullptr;
     learn(unit);

@@ -12,6 +12,7 @@
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/forward_plan.h"
 #include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/provenance.h"
 #include "torch/csrc/autograd/variable.h"
@@ -73,12 +74,18 @@ bool reshapes_in_place(std::string_view name) {
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
-// `to()` that gives the parameter itself, or a copy of it elsewhere: module->to() asks for that.
-bool keeps_dtype(const c10::OperatorHandle& op, absl::Span<const IValue> args, const Spec& spec) {
+// `to()` that gives the parameter itself, or a copy of it elsewhere: module->to() asks for that. Not the
+// dtype in which it rests, where a forward asks for that and operators see another: a router that
+// computes in float32 what all others do in bfloat16.
+bool keeps_dtype(const c10::OperatorHandle& op, absl::Span<const IValue> args,
+                 const Resting& resting) {
   if (op.operator_name().name != "aten::to") return false;
+  const at::ScalarType kept = resting.spec->dtype;
+  const at::ScalarType seen = resting.unit->options().param_dtype.value_or(kept);
   for (size_t i = 0; i < args.size(); ++i) {
-    if (op.schema().arguments()[i].name() == "dtype" && args[i].isInt() &&
-        args[i].toScalarType() != spec.dtype) {
+    if (op.schema().arguments()[i].name() != "dtype" || !args[i].isInt()) continue;
+    if (args[i].toScalarType() != kept) return false;
+    if (seen != kept && is_training() && args[0].isTensor() && args[0].toTensor().requires_grad()) {
       return false;
     }
   }
@@ -101,8 +108,14 @@ bool makes_view(const c10::FunctionSchema& schema) {
 template <typename F>
 void for_each_of(const IValue& arg, F f) {
   if (arg.isTensor()) f(arg.toTensor());
-  if (!arg.isTensorList()) return;
-  for (const at::Tensor& tensor : arg.toTensorVector()) f(tensor);
+  if (arg.isTensorList()) {
+    for (const at::Tensor& tensor : arg.toTensorVector()) f(tensor);
+  }
+  if (arg.isOptionalTensorList()) {  // index()'s
+    for (const std::optional<at::Tensor>& tensor : arg.toOptionalTensorVector()) {
+      if (tensor.has_value()) f(*tensor);
+    }
+  }
 }
 
 // What a call does with the parameters that rest among its arguments.
@@ -133,7 +146,7 @@ Use use_in(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
   if (op.operator_name().name == "aten::_has_compatible_shallow_copy_type" && args[1].isTensor()) {
     check_stays(args[0].toTensor(), args[1].toTensor());
   }
-  if (works_at_rest(op.operator_name().name) || keeps_dtype(op, args, *first->spec)) {
+  if (works_at_rest(op.operator_name().name) || keeps_dtype(op, args, *first)) {
     return Use::kAtRest;
   }
   bool alone = true, with_its_like = false, with_members = true, is_rounded = false;
@@ -159,7 +172,7 @@ Use use_in(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
   }
   // An optimizer's: `grad.add(parameter, weight_decay)`, or a copy of it.
   if (with_its_like) return Use::kAtRest;
-  if (c10::GradMode::is_enabled() || makes_view(schema)) return Use::kWhole;
+  if (is_training() || makes_view(schema)) return Use::kWhole;
   // An average of weights in a buffer, or in parameters that do not rest: `teacher.lerp_(parameter, 0.1)`
   // is of numbers that mixed precision has not rounded. (Where it rounds none the unit is gathered.)
   const bool averages = is_rounded && with_members && schema.is_mutable();
@@ -212,6 +225,9 @@ void check_not_recorded(const c10::OperatorHandle& op, absl::Span<const IValue> 
 }  // namespace
 
 at::Tensor FsdpUnit::used(size_t index, const at::Tensor& handle) {
+  // Here, not where it is gathered, which a backward within this one (checkpoint()) may not need: its end
+  // is not this one's.
+  if (FsdpState::in_backward_now()) state_->end_with_backward();
   Parameter& p = parameters_[index];
   const DTensorMeta& meta = meta_of(handle);
   if (shard_.defined() && !meta.local().is_alias_of(shard_)) {
@@ -281,6 +297,12 @@ std::optional<at::ScalarType> use_parameters(const c10::OperatorHandle& op, c10:
     } else if (arg.isTensorList()) {
       c10::List<at::Tensor> list;
       for (const at::Tensor& tensor : arg.toTensorVector()) list.push_back(in_use(tensor));
+      arg = std::move(list);
+    } else if (arg.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const std::optional<at::Tensor>& tensor : arg.toOptionalTensorVector()) {
+        list.push_back(tensor.has_value() ? std::optional(in_use(*tensor)) : std::nullopt);
+      }
       arg = std::move(list);
     }
   }

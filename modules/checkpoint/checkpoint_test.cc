@@ -195,6 +195,82 @@ TEST(CheckpointTest, EveryOptimizerComesBack) {
   }
 }
 
+// A layer that thaws while it trains: what its group has learned is saved and loaded, by a state that was
+// made before the group.
+TEST(CheckpointTest, GroupsThatAreAddedLaterBelongToTheState) {
+  enum class Kind { kFused, kTorch, kZero };
+  for (const Kind kind : {Kind::kFused, Kind::kTorch, Kind::kZero}) {
+    const std::string directory = new_directory("groups");
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      torch::nn::Linear net(5, 3);
+      distribute_module(
+          *net, mesh,
+          kind == Kind::kZero ? ParameterPlan{} : ParameterPlan{{"*", {{"dp", Shard(0)}}}});
+      const std::vector<at::Tensor> first = {net->weight}, second = {net->bias};
+      std::unique_ptr<FusedOptimizer> fused;
+      std::unique_ptr<torch::optim::AdamW> torch;
+      std::unique_ptr<ZeroRedundancyOptimizer<FusedOptimizer>> zero;
+      StateDict state;
+      add_module(state, *net);
+      switch (kind) {
+        case Kind::kFused:
+          fused = std::make_unique<FusedOptimizer>(first, AdamWOptions{});
+          add_optimizer(state, *fused, *net);
+          break;
+        case Kind::kTorch:
+          torch = std::make_unique<torch::optim::AdamW>(first);
+          add_optimizer(state, *torch, *net);
+          break;
+        case Kind::kZero:
+          zero = std::make_unique<ZeroRedundancyOptimizer<FusedOptimizer>>(first, AdamWOptions{});
+          add_optimizer(state, *zero, *net);
+          break;
+      }
+      const auto step = [&](double scale) {
+        const at::Tensor x = at::sin(at::arange(20, at::kFloat) * scale).view({4, 5});
+        net->forward(distribute_tensor(x, mesh, {{"dp", Shard(0)}})).pow(2).mean().backward();
+        finish_grad_sync(*net);
+        if (fused != nullptr) fused->step();
+        if (torch != nullptr) torch->step();
+        if (zero != nullptr) zero->step();
+        net->zero_grad();
+      };
+      const auto moments = [&] {
+        std::map<std::string, at::Tensor> result;
+        for (const auto& late : state.late()) {
+          for (const auto& [name, tensor] : late.now()) {
+            result[late.prefix + name] =
+                (is_dtensor(tensor) ? full_tensor(tensor) : tensor).clone();
+          }
+        }
+        return result;
+      };
+      step(0.5);
+      EXPECT_EQ(moments().count("optimizer.bias.exp_avg"), 0U);
+      if (fused != nullptr) fused->add_group({second, AdamWOptions{}});
+      if (torch != nullptr) torch->add_param_group({second});
+      if (zero != nullptr) zero->add_group({second, AdamWOptions{}});
+      step(0.7);
+      const auto wanted = moments();
+      EXPECT_EQ(wanted.count("optimizer.bias.exp_avg"), 1U);
+      save_checkpoint(directory, 1, state, mesh);
+      step(0.9);
+      EXPECT_FALSE(
+          at::equal(moments().at("optimizer.bias.exp_avg"), wanted.at("optimizer.bias.exp_avg")));
+      load_checkpoint(directory, state, mesh);
+      const auto got = moments();
+      EXPECT_EQ(got.size(), wanted.size());
+      for (const auto& [name, value] : wanted) EXPECT_TRUE(at::equal(got.at(name), value)) << name;
+      // What the module has not is an error at the save, on all ranks.
+      const at::Tensor alien = distribute_tensor(at::ones({3}), mesh, {}).requires_grad_();
+      if (torch != nullptr) {
+        torch->add_param_group({{alien}});
+        EXPECT_THROW(save_checkpoint(directory + "2", 2, state, mesh), Error);
+      }
+    });
+  }
+}
+
 // torch::optim's SGD has no "step", and without a momentum nothing; Adagrad's state is there from the
 // start.
 TEST(CheckpointTest, WhatAnotherOptimizerOfTheKindHasSaved) {

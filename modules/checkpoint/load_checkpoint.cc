@@ -25,6 +25,7 @@
 #include "shardweave/modules/checkpoint/loadable.h"
 #include "shardweave/modules/checkpoint/safetensors_tensor.h"
 #include "shardweave/modules/checkpoint/snapshot.h"
+#include "shardweave/modules/checkpoint/staging_memory.h"
 
 namespace shardweave {
 namespace {
@@ -50,7 +51,7 @@ struct Target {
   at::Tensor staged;  // this rank's part, of the saved dtype
 };
 
-std::vector<Target> targets_of(const StateDict& state) {
+std::vector<Target> targets_of(const StateDict& state, const std::vector<LateTensors>& all_late) {
   std::vector<Target> targets;
   for (const NamedTensor& one : state.tensors()) {
     targets.push_back({.name = one.name,
@@ -58,8 +59,8 @@ std::vector<Target> targets_of(const StateDict& state) {
                        .like = one.tensor,
                        .dtype = one.tensor.scalar_type()});
   }
-  for (size_t i = 0; i < state.late().size(); ++i) {
-    const LateTensors& late = state.late()[i];
+  for (size_t i = 0; i < all_late.size(); ++i) {
+    const LateTensors& late = all_late[i];
     for (const LateTensors::Item& item : late.items()) {
       targets.push_back({.name = late.prefix + item.name,
                          .like = item.like,
@@ -119,12 +120,13 @@ bool is_copy(const SavedTensor& a, const SavedTensor& b) {
 }
 
 // Pairs targets with what is saved; all that does not fit is one error.
-absl::Status match(const StateDict& state, const Manifest& manifest, const LoadOptions& options,
+absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
+                   const Manifest& manifest, const LoadOptions& options,
                    std::vector<Target>& targets, LoadedCheckpoint& result) {
   std::vector<std::string> missing;
   std::vector<std::string> differing;
   std::set<std::string> used;
-  std::vector<bool> has_state(state.late().size(), false);
+  std::vector<bool> has_state(late.size(), false);
   for (Target& target : targets) {
     target.saved = find_saved(manifest, target.name, &target.saved_name);
     for (const std::string& alias : target.aliases) {
@@ -162,19 +164,18 @@ absl::Status match(const StateDict& state, const Manifest& manifest, const LoadO
     }
   }
   // FusedOptimizer's SGD counts its steps, torch::optim's does not: that is no other state.
-  for (size_t i = 0; i < state.late().size(); ++i) {
+  for (size_t i = 0; i < late.size(); ++i) {
     std::string found;
-    if (find_saved(manifest, state.late()[i].prefix + "step", &found) == nullptr) continue;
+    if (find_saved(manifest, late[i].prefix + "step", &found) == nullptr) continue;
     used.insert(found);
     has_state[i] = true;
   }
-  std::vector<bool> is_incomplete(state.late().size(), false);
+  std::vector<bool> is_incomplete(late.size(), false);
   for (const Target& target : targets) {
     if (target.saved != nullptr) continue;
     if (target.late > 0) {
       // Without any of its state the parameter is as before its first step, if the checkpoint says so.
-      const bool was_without =
-          manifest.without_state.contains(state.late()[target.late - 1].prefix);
+      const bool was_without = manifest.without_state.contains(late[target.late - 1].prefix);
       if (was_without && !has_state[target.late - 1]) continue;
       if (target.is_optional && has_state[target.late - 1]) continue;
       is_incomplete[target.late - 1] = true;
@@ -212,19 +213,26 @@ absl::Status match(const StateDict& state, const Manifest& manifest, const LoadO
 
 class Reader {
  public:
-  Reader(std::string path, const Manifest& manifest, std::shared_ptr<FileSystem> fs)
-      : path_(std::move(path)), manifest_(manifest), fs_(std::move(fs)) {}
+  // Of `targets`, whose memory is made now.
+  Reader(std::string path, const Manifest& manifest, std::shared_ptr<FileSystem> fs,
+         const std::vector<Target>& targets)
+      : path_(std::move(path)), manifest_(manifest), fs_(std::move(fs)) {
+    int64_t bytes = 0;
+    for (const Target& target : targets) {
+      if (goes_soon(target)) bytes += StagingMemory::padded(bytes_of(target));
+    }
+    memory_ = std::make_shared<StagingMemory>(bytes);
+  }
 
   // This rank's part of the target, as it lies in a contiguous tensor.
   absl::Status read(Target& target) {
     const SavedTensor& saved = *target.saved;
     const std::vector<LocalBox> held = held_of(target);
-    Dims local_shape = saved.shape;
-    if (target.like.defined() && is_dtensor(target.like)) {
-      local_shape = meta_of(target.like).spec->local_sizes;
-    }
-    target.staged = at::empty(array(local_shape), at::TensorOptions(scalar_type_of(saved.dtype)));
-    kept_ += static_cast<int64_t>(target.staged.nbytes());
+    const Dims local_shape = local_shape_of(target);
+    const at::ScalarType dtype = scalar_type_of(saved.dtype);
+    target.staged = goes_soon(target) ? take_tensor(memory_, array(local_shape), dtype)
+                                      : at::empty(array(local_shape), at::TensorOptions(dtype));
+    kept_ += bytes_of(target);
     for (const LocalBox& box : held) {
       // Where elements lie in the local tensor: as if that were a box of the whole.
       Box local = {box.box.offset, local_shape};
@@ -238,23 +246,38 @@ class Reader {
     }
     return absl::OkStatus();
   }
-  // Has the system begin with what read() of the target will read whole. What is wrong that says.
-  void will_need(const Target& target) {
+  // Has the system begin with what read() of the target will read whole; the bytes. What is wrong that says.
+  int64_t will_need(const Target& target) {
+    int64_t bytes = 0;
     for (const LocalBox& box : held_of(target)) {
       for (const SavedPiece& piece : target.saved->pieces) {
         if (intersect(piece.box, box.box) != piece.box) continue;
         const absl::StatusOr<SafetensorsFile*> file = file_of(piece);
-        if (!file.ok()) return;
+        if (!file.ok()) return bytes;
         const StoredTensor* info =
             (*file)->find(piece_name(target.saved_name, target.saved->shape, piece.box));
-        if (info != nullptr) (*file)->will_need(*info);
+        if (info == nullptr) continue;
+        (*file)->will_need(*info);
+        bytes += info->end - info->begin;
       }
     }
+    return bytes;
   }
   int64_t bytes_read() const { return read_; }
   int64_t bytes_kept() const { return kept_; }
 
  private:
+  // What is copied to where it belongs; late tensors may be what was read.
+  static bool goes_soon(const Target& target) {
+    return target.late == 0 && target.saved != nullptr;
+  }
+  static Dims local_shape_of(const Target& target) {
+    const bool is_laid_out = target.like.defined() && is_dtensor(target.like);
+    return is_laid_out ? meta_of(target.like).spec->local_sizes : target.saved->shape;
+  }
+  static int64_t bytes_of(const Target& target) {
+    return whole_box(local_shape_of(target)).numel() * element_size(target.saved->dtype);
+  }
   // Of the whole, what this rank keeps of it.
   static std::vector<LocalBox> held_of(const Target& target) {
     const Dims& shape = target.saved->shape;
@@ -325,6 +348,7 @@ class Reader {
   const std::string path_;
   const Manifest& manifest_;
   const std::shared_ptr<FileSystem> fs_;
+  std::shared_ptr<StagingMemory> memory_;
   std::map<std::string, std::shared_ptr<SafetensorsFile>> open_;
   int64_t read_ = 0;
   int64_t kept_ = 0;
@@ -343,15 +367,15 @@ absl::Status check_number(Target& target) {
 // What is left to do when all ranks have what they need: copying, of which nothing is known that could fail.
 struct Prepared {
   std::vector<std::pair<Target*, at::Tensor>> parts;  // of tensors, to write to
-  std::vector<OptimizerState> late;                   // as `state.late()`
+  std::vector<OptimizerState> late;                   // of each of the state's
   std::vector<bool> is_set;                           // likewise
 };
 
 // Goes through all of them even if one cannot be written: part_to_write() may be collective.
-absl::Status prepare(const StateDict& state, std::vector<Target>& targets, Prepared& prepared) {
+absl::Status prepare(const std::vector<LateTensors>& late, std::vector<Target>& targets,
+                     Prepared& prepared) {
   absl::Status status;
-  std::vector<OptimizerState>& late = prepared.late;
-  late.resize(state.late().size());
+  prepared.late.resize(late.size());
   prepared.is_set.resize(late.size(), false);
   for (Target& target : targets) {
     if (target.saved == nullptr) continue;
@@ -361,7 +385,7 @@ absl::Status prepare(const StateDict& state, std::vector<Target>& targets, Prepa
       prepared.parts.emplace_back(&target, std::move(part));
     } else {
       prepared.is_set[target.late - 1] = true;
-      const LateTensors& its = state.late()[target.late - 1];
+      const LateTensors& its = late[target.late - 1];
       const std::string name = target.name.substr(its.prefix.size());
       at::Tensor value = target.staged;
       if (target.is_number) {
@@ -375,23 +399,24 @@ absl::Status prepare(const StateDict& state, std::vector<Target>& targets, Prepa
         }
         value = lying_as(target.like, value.to(at::TensorOptions(target.dtype).device(device)));
       }
-      late[target.late - 1][name] = std::move(value);
+      prepared.late[target.late - 1][name] = std::move(value);
       target.staged.reset();
     }
   }
   return status;
 }
 
-void apply(StateDict& state, const Manifest& manifest, Prepared& prepared) {
+void apply(const StateDict& state, const std::vector<LateTensors>& late, const Manifest& manifest,
+           Prepared& prepared) {
   for (auto& [target, part] : prepared.parts) {
-    part.copy_(target->staged);
+    copy_staged(part, target->staged);
     // Ranks that had gone apart have the same again.
     part_replaced(target->like, kLoad,
                   checksum(static_cast<uint64_t>(manifest.step), target->name));
     target->staged.reset();
   }
   for (size_t i = 0; i < prepared.late.size(); ++i) {
-    const LateTensors& its = state.late()[i];
+    const LateTensors& its = late[i];
     if (prepared.is_set[i] || manifest.without_state.contains(its.prefix)) {
       its.set(std::move(prepared.late[i]));
     }
@@ -418,10 +443,12 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
     if (!status.ok()) throw Error(kLoad, status);
   };
 
+  std::vector<LateTensors> late;
   std::vector<Target> targets;
   {
     Agreement agreement(*context, {.name = kLoad, .where = where});
-    targets = targets_of(state);
+    late = state.late();
+    targets = targets_of(state, late);
     std::vector<uint64_t> sums;
     for (const Target& target : targets) {
       if (is_partial(target.like)) {
@@ -469,7 +496,8 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
       Manifest::parse(std::string_view(*found).substr(end + 1));
   check(manifest.status());
   result.step = manifest->step;
-  check(agree(comm, status_of([&] { return match(state, *manifest, options, targets, result); }),
+  check(agree(comm,
+              status_of([&] { return match(state, late, *manifest, options, targets, result); }),
               timeout));
 
   if (options.verify) {
@@ -478,16 +506,24 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
                 }),
                 timeout));
   }
-  Reader reader(result.path, *manifest, fs);
+  std::optional<Reader> reader;
   const absl::Status read = status_of([&] {
+    reader.emplace(result.path, *manifest, fs, targets);
     std::vector<Target*> wanted;
     for (Target& target : targets) {
       if (target.saved != nullptr) wanted.push_back(&target);
     }
+    constexpr int64_t kAhead = int64_t{64} << 20;
+    std::vector<int64_t> asked;  // bytes of each of the first targets
+    int64_t ahead = 0;           // of these, what is not read yet
     for (size_t i = 0; i < wanted.size(); ++i) {
+      while (asked.size() < wanted.size() && (asked.size() <= i + 1 || ahead < kAhead)) {
+        asked.push_back(reader->will_need(*wanted[asked.size()]));
+        ahead += asked.back();
+      }
       Target& target = *wanted[i];
-      if (i + 1 < wanted.size()) reader.will_need(*wanted[i + 1]);
-      absl::Status status = reader.read(target);
+      absl::Status status = reader->read(target);
+      ahead -= asked[i];
       if (status.ok()) status = check_number(target);
       if (!status.ok()) return status;
     }
@@ -496,9 +532,9 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
   check(agree(comm, read, timeout));
   // Only now, for it may be collective.
   Prepared prepared;
-  check(agree(comm, status_of([&] { return prepare(state, targets, prepared); }), timeout));
+  check(agree(comm, status_of([&] { return prepare(late, targets, prepared); }), timeout));
   const absl::Status applied = agree(comm, status_of([&] {
-                                       apply(state, *manifest, prepared);
+                                       apply(state, late, *manifest, prepared);
                                        return absl::OkStatus();
                                      }),
                                      timeout);
@@ -507,8 +543,8 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
                                                "; the state has new values in part")));
   }
   result.values = manifest->values;
-  result.bytes_read = reader.bytes_read();
-  result.bytes_kept = reader.bytes_kept();
+  result.bytes_read = reader->bytes_read();
+  result.bytes_kept = reader->bytes_kept();
   return result;
 }
 

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "ATen/core/Tensor.h"
-#include "ATen/ops/from_blob.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
@@ -92,18 +91,10 @@ at::Tensor part_of(const at::Tensor& local, const LocalBox& held, const Box& pie
   return part;
 }
 
-// In `memory`, which lives as long as the copy does.
 at::Tensor copy_of(const at::Tensor& part, const std::shared_ptr<StagingMemory>& memory) {
-  const at::Tensor copy = at::from_blob(
-      memory->take(static_cast<int64_t>(part.nbytes())), part.sizes(), [memory](void*) {},
-      part.options().device(at::kCPU));
-  constexpr size_t kLarge = 1 << 20;
-  if (part.nbytes() >= kLarge && part.is_cpu() && part.is_contiguous() && !part.is_conj() &&
-      !part.is_neg()) {
-    stage(copy.mutable_data_ptr(), part.const_data_ptr(), static_cast<int64_t>(part.nbytes()));
-    return copy;
-  }
-  return copy.copy_(part);
+  at::Tensor copy = take_tensor(memory, part.sizes(), part.scalar_type());
+  copy_staged(copy, part);
+  return copy;
 }
 
 std::shared_ptr<const void> bytes_in(const at::Tensor& part) {

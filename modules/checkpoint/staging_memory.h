@@ -1,9 +1,11 @@
-// Memory for a copy that is made at once and soon goes. Internal to modules/checkpoint/.
+// Memory for many bytes that soon go: a copy that is saved, what is read and not yet applied. Internal to modules/checkpoint/.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+
+#include "ATen/core/TensorBody.h"
 
 namespace shardweave::checkpoint_internal {
 
@@ -35,7 +37,11 @@ class StagingMemory {
   int64_t taken_ = 0;
 };
 
-// Copies many bytes past the cache, which training wants for itself. `to` as take() gives it.
-void stage(void* to, const void* from, int64_t bytes);
+// The next of it as a tensor, which keeps all of it alive.
+at::Tensor take_tensor(const std::shared_ptr<StagingMemory>& memory, at::IntArrayRef sizes,
+                       at::ScalarType dtype);
+
+// to.copy_(from); what is large past the cache, which training wants for itself.
+void copy_staged(const at::Tensor& to, const at::Tensor& from);
 
 }  // namespace shardweave::checkpoint_internal

@@ -5,6 +5,7 @@
 
 #include "ATen/ops/zeros_like.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "c10/core/GradMode.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/str_cat.h"
@@ -109,12 +110,31 @@ std::vector<std::string> StateDict::value_names() const {
 }
 
 void StateDict::add_late(LateTensors late) {
-  check_name(late.prefix);
-  // One prefix is one optimizer's parameter.
-  if (!prefixes_.insert(late.prefix).second) {
+  add_late([late = std::move(late)] { return std::vector<LateTensors>{late}; });
+}
+
+void StateDict::add_late(std::function<std::vector<LateTensors>()> source) {
+  late_.push_back(std::move(source));
+  try {
+    late();
+  } catch (...) {
+    late_.pop_back();
+    throw;
+  }
+}
+
+std::vector<LateTensors> StateDict::late() const {
+  std::vector<LateTensors> all;
+  std::set<std::string_view> prefixes;  // one is one optimizer's parameter
+  for (const auto& source : late_) {
+    for (LateTensors& late : source()) all.push_back(std::move(late));
+  }
+  for (const LateTensors& late : all) {
+    check_name(late.prefix);
+    if (prefixes.insert(late.prefix).second) continue;
     refuse(absl::StatusCode::kAlreadyExists, str_cat("there are '", late.prefix, "*' already"));
   }
-  late_.push_back(std::move(late));
+  return all;
 }
 
 void StateDict::add_value(const std::string& name, NamedValue value) {
@@ -141,46 +161,56 @@ void add_module(StateDict& state, const torch::nn::Module& module, const std::st
 namespace checkpoint_internal {
 namespace {
 
-// The name of each; the first of a tensor with several.
-std::vector<std::string> names_of(const std::vector<at::Tensor>& parameters,
-                                  const torch::nn::Module& module) {
-  absl::flat_hash_map<const c10::TensorImpl*, std::string> fqns;
-  for (const dtensor_internal::Member& member : dtensor_internal::members_of(module)) {
-    fqns.emplace(member.tensor.unsafeGetTensorImpl(), member.fqns[0]);
-  }
-  std::vector<std::string> names;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto it = fqns.find(parameters[i].unsafeGetTensorImpl());
-    if (it == fqns.end()) {
-      refuse(absl::StatusCode::kInvalidArgument,
-             str_cat("parameter ", i, " of the optimizer is none of the module's"));
+// A module's tensors, each with its first name.
+class NamesOfTensors {
+ public:
+  explicit NamesOfTensors(const torch::nn::Module& module)
+      : members_(dtensor_internal::members_of(module)) {
+    for (const dtensor_internal::Member& member : members_) {
+      fqns_.emplace(member.tensor.unsafeGetTensorImpl(), member.fqns[0]);
     }
-    names.push_back(it->second);
   }
-  return names;
-}
+  // Of an optimizer's parameter, the one with this index.
+  const std::string& of(const at::Tensor& parameter, size_t index) const {
+    const auto it = fqns_.find(parameter.unsafeGetTensorImpl());
+    if (it == fqns_.end()) {
+      refuse(absl::StatusCode::kInvalidArgument,
+             str_cat("parameter ", index, " of the optimizer is none of the module's"));
+    }
+    return it->second;
+  }
 
-// A parameter that is given twice is one.
-template <typename F>
-void for_each_once(const std::vector<at::Tensor>& parameters, const torch::nn::Module& module,
-                   F f) {
-  const std::vector<std::string> names = names_of(parameters, module);
-  absl::flat_hash_map<const c10::TensorImpl*, bool> done;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (done.emplace(parameters[i].unsafeGetTensorImpl(), true).second) f(i, names[i]);
-  }
+ private:
+  std::vector<dtensor_internal::Member> members_;  // or others would take their addresses
+  absl::flat_hash_map<const c10::TensorImpl*, std::string> fqns_;
+};
+
+// What `late_of` gives for the shard of each parameter and its prefix; a parameter that is given twice is one.
+void add_growing(StateDict& state, const std::string& prefix, std::function<Optimized()> now,
+                 const torch::nn::Module& module,
+                 std::function<LateTensors(const at::Tensor&)> late_of) {
+  state.add_late(
+      [prefix, now = std::move(now), late_of = std::move(late_of), names = NamesOfTensors(module)] {
+        const Optimized its = now();
+        absl::flat_hash_set<const c10::TensorImpl*> done;
+        std::vector<LateTensors> all;
+        for (size_t i = 0; i < its.parameters.size(); ++i) {
+          if (!done.insert(its.parameters[i].unsafeGetTensorImpl()).second) continue;
+          all.push_back(late_of(its.shards[i]));
+          all.back().prefix = str_cat(prefix, names.of(its.parameters[i], i), ".");
+        }
+        return all;
+      });
 }
 
 }  // namespace
 
 void add_states(StateDict& state, FusedOptimizer& optimizer, const std::string& prefix,
-                const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& shards,
-                const torch::nn::Module& module) {
-  for_each_once(parameters, module, [&](size_t i, const std::string& name) {
+                std::function<Optimized()> now, const torch::nn::Module& module) {
+  add_growing(state, prefix, std::move(now), module, [&optimizer](const at::Tensor& shard) {
     LateTensors late;
-    late.prefix = str_cat(prefix, name, ".");
     // By the tensor, for the optimizer counts as it was given them.
-    const auto index = [&optimizer, shard = shards[i]] {
+    const auto index = [&optimizer, shard] {
       const std::vector<at::Tensor>& all = optimizer.parameters();
       const auto it = std::find_if(all.begin(), all.end(),
                                    [&](const at::Tensor& one) { return one.is_same(shard); });
@@ -224,18 +254,15 @@ void add_states(StateDict& state, FusedOptimizer& optimizer, const std::string& 
         }
       }
     };
-    state.add_late(std::move(late));
+    return late;
   });
 }
 
 void add_states(StateDict& state, torch::optim::Optimizer& optimizer, const std::string& prefix,
-                const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& shards,
-                const torch::nn::Module& module) {
+                std::function<Optimized()> now, const torch::nn::Module& module) {
   optimizer_state_names(optimizer, at::Tensor());  // throws for one that has none
-  for_each_once(parameters, module, [&](size_t i, const std::string& name) {
+  add_growing(state, prefix, std::move(now), module, [&optimizer](const at::Tensor& shard) {
     LateTensors late;
-    late.prefix = str_cat(prefix, name, ".");
-    const at::Tensor shard = shards[i];
     late.items = [&optimizer, shard] {
       std::vector<LateTensors::Item> items;
       for (const OptimizerStateName& its : optimizer_state_names(optimizer, shard)) {
@@ -250,7 +277,7 @@ void add_states(StateDict& state, torch::optim::Optimizer& optimizer, const std:
     late.set = [&optimizer, shard](OptimizerState loaded) {
       assign_optimizer_state(optimizer, shard, std::move(loaded));
     };
-    state.add_late(std::move(late));
+    return late;
   });
 }
 
@@ -258,16 +285,23 @@ void add_states(StateDict& state, torch::optim::Optimizer& optimizer, const std:
 
 void add_optimizer(StateDict& state, FusedOptimizer& optimizer, const torch::nn::Module& module,
                    const std::string& prefix) {
-  add_states(state, optimizer, prefix, optimizer.parameters(), optimizer.parameters(), module);
+  const auto now = [&optimizer] {
+    return Optimized{optimizer.parameters(), optimizer.parameters()};
+  };
+  add_states(state, optimizer, prefix, now, module);
 }
 
 void add_optimizer(StateDict& state, torch::optim::Optimizer& optimizer,
                    const torch::nn::Module& module, const std::string& prefix) {
-  std::vector<at::Tensor> parameters;
-  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
-    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-  }
-  add_states(state, optimizer, prefix, parameters, parameters, module);
+  const auto now = [&optimizer] {
+    Optimized its;
+    for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+      its.parameters.insert(its.parameters.end(), group.params().begin(), group.params().end());
+    }
+    its.shards = its.parameters;
+    return its;
+  };
+  add_states(state, optimizer, prefix, now, module);
 }
 
 void add_random_state(StateDict& state, const MeshPtr& mesh, const std::string& name) {

@@ -94,18 +94,21 @@ class StateDict {
 
   // For add_...() functions of one's own.
   void add_late(checkpoint_internal::LateTensors late);
+  // Asked at each save and load: what it gives may grow.
+  void add_late(std::function<std::vector<checkpoint_internal::LateTensors>()> source);
   void add_value(const std::string& name, checkpoint_internal::NamedValue value);
   const std::vector<checkpoint_internal::NamedTensor>& tensors() const { return tensors_; }
-  const std::vector<checkpoint_internal::LateTensors>& late() const { return late_; }
+  // As it is now. Throws Error (AlreadyExists) if a prefix is there twice.
+  std::vector<checkpoint_internal::LateTensors> late() const;
   const std::map<std::string, checkpoint_internal::NamedValue, std::less<>>& values() const {
     return values_;
   }
 
  private:
   std::vector<checkpoint_internal::NamedTensor> tensors_;
-  std::vector<checkpoint_internal::LateTensors> late_;
+  std::vector<std::function<std::vector<checkpoint_internal::LateTensors>()>> late_;
   std::map<std::string, checkpoint_internal::NamedValue, std::less<>> values_;
-  std::set<std::string, std::less<>> taken_, prefixes_, own_values_;
+  std::set<std::string, std::less<>> taken_, own_values_;
 };
 
 // Parameters and buffers by FQN, but those that a module calls non-persistent
@@ -115,7 +118,8 @@ void add_module(StateDict& state, const torch::nn::Module& module,
                 const std::string& prefix = "model.");
 
 // The optimizer's state of each parameter by the parameter's FQN in `module`; parameters that it does
-// not have are an error. Its options (lr) are not state: they are the program's. Of torch::optim:
+// not have are an error. Groups that are added later belong to it, too, of parameters that the module has
+// now. Its options (lr) are not state: they are the program's. Of torch::optim:
 // AdamW, Adam, SGD, RMSprop and Adagrad, and Unimplemented for others. "step" is a number
 // in all of them, so that what FusedOptimizer has saved loads into torch::optim's of the same kind, and
 // what one rank has saved into a ZeRO optimizer.
@@ -124,19 +128,23 @@ void add_optimizer(StateDict& state, FusedOptimizer& optimizer, const torch::nn:
 void add_optimizer(StateDict& state, torch::optim::Optimizer& optimizer,
                    const torch::nn::Module& module, const std::string& prefix = "optimizer.");
 namespace checkpoint_internal {
-// States of shards[i], under the name of parameters[i].
+// An optimizer's now: shards[i] is what it has of parameters[i].
+struct Optimized {
+  std::vector<at::Tensor> parameters, shards;
+};
+// States of the shards, under the names of the parameters.
 void add_states(StateDict& state, FusedOptimizer& optimizer, const std::string& prefix,
-                const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& shards,
-                const torch::nn::Module& module);
+                std::function<Optimized()> now, const torch::nn::Module& module);
 void add_states(StateDict& state, torch::optim::Optimizer& optimizer, const std::string& prefix,
-                const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& shards,
-                const torch::nn::Module& module);
+                std::function<Optimized()> now, const torch::nn::Module& module);
 }  // namespace checkpoint_internal
 template <typename Optimizer>
 void add_optimizer(StateDict& state, ZeroRedundancyOptimizer<Optimizer>& optimizer,
                    const torch::nn::Module& module, const std::string& prefix = "optimizer.") {
-  checkpoint_internal::add_states(state, optimizer.optimizer(), prefix, optimizer.parameters(),
-                                  optimizer.partition().shards(), module);
+  const auto now = [&optimizer] {
+    return checkpoint_internal::Optimized{optimizer.parameters(), optimizer.partition().shards()};
+  };
+  checkpoint_internal::add_states(state, optimizer.optimizer(), prefix, now, module);
 }
 
 // Where the mesh stands in its random numbers (random.h).

@@ -189,7 +189,9 @@ bool GradScaler::unscale(const std::vector<at::Tensor>& parameters, std::source_
   }
   multiply(parts, 1 / scale_);
   for (const at::Tensor& grad : grads) part_written(grad, kGradScaler);
-  for (const at::Tensor& parameter : each) parameters_.insert(parameter.unsafeGetTensorImpl());
+  for (const at::Tensor& parameter : each) {
+    parameters_.emplace(parameter.unsafeGetTensorImpl(), parameter.getIntrusivePtr());
+  }
   is_unscaled_ = true;
   found_inf_ = found_inf_ || found == Found::kNotFinite;
   return found == Found::kFinite;

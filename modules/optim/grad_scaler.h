@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/flat_hash_map.h"
 
 namespace shardweave {
 
@@ -74,8 +74,9 @@ class GradScaler {
   GradScalerOptions options_;
   double scale_;
   int64_t growth_tracker_ = 0;
-  bool is_unscaled_ = false, found_inf_ = false;            // since the last update()
-  absl::flat_hash_set<const c10::TensorImpl*> parameters_;  // that have been, alive or not
+  bool is_unscaled_ = false, found_inf_ = false;  // since the last update()
+  // That have been. Weak: those that go leave their addresses to nobody until then.
+  absl::flat_hash_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> parameters_;
 };
 
 }  // namespace shardweave

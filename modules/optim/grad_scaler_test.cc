@@ -72,6 +72,14 @@ TEST(GradScalerTest, GrowsAndBacksOff) {
   EXPECT_TRUE(step(0));
 }
 
+// A parameter that has gone is no other one that lies where it did.
+TEST(GradScalerTest, ParametersThatCome) {
+  GradScaler scaler({.init_scale = 8});
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(scaler.unscale({with_gradient(at::zeros({2}), at::full({2}, 8.0))})) << i;
+  }
+}
+
 // On one rank only, wherever it is, also of what others have the same of.
 TEST(GradScalerTest, WhatOneRankFindsAllKnow) {
   for (const std::vector<MeshDim>& dims :

@@ -71,18 +71,22 @@ double Schedule::factor(int64_t step) const {
 }
 
 Scheduler::Scheduler(FusedOptimizer& optimizer, std::function<double(int64_t)> schedule)
-    : set_lr_([&optimizer](size_t group, double lr) { optimizer.set_lr(group, lr); }),
+    : num_groups_([&optimizer] { return optimizer.num_groups(); }),
+      lr_([&optimizer](size_t group) { return optimizer.lr(group); }),
+      set_lr_([&optimizer](size_t group, double lr) { optimizer.set_lr(group, lr); }),
       schedule_(std::move(schedule)) {
-  for (size_t g = 0; g < optimizer.num_groups(); ++g) base_.push_back(optimizer.lr(g));
   set_step(0);
 }
 
 Scheduler::Scheduler(torch::optim::Optimizer& optimizer, std::function<double(int64_t)> schedule)
-    : set_lr_([&optimizer](size_t group, double lr) {
+    : num_groups_([&optimizer] { return optimizer.param_groups().size(); }),
+      lr_([&optimizer](size_t group) {
+        return optimizer.param_groups()[group].options().get_lr();
+      }),
+      set_lr_([&optimizer](size_t group, double lr) {
         optimizer.param_groups()[group].options().set_lr(lr);
       }),
       schedule_(std::move(schedule)) {
-  for (const auto& group : optimizer.param_groups()) base_.push_back(group.options().get_lr());
   set_step(0);
 }
 
@@ -97,6 +101,7 @@ void Scheduler::set_step(int64_t step) {
                 absl::OutOfRangeError(str_cat("the schedule says ", factor, " for step ", step,
                                               "; wanted a factor of 0 or more")));
   }
+  for (size_t group = base_.size(); group < num_groups_(); ++group) base_.push_back(lr_(group));
   for (size_t group = 0; group < base_.size(); ++group) set_lr_(group, base_[group] * factor);
   step_ = step;
 }

@@ -1,7 +1,7 @@
 // Learning-rate schedules: by what the learning rate is multiplied in a step.
 //
 //   const Schedule schedule = Schedule::cosine(1000).warmup(100).floor(0.1);
-//   Scheduler scheduler(optimizer, schedule);      // of all its groups, as they are now
+//   Scheduler scheduler(optimizer, schedule);      // of all its groups
 //   for (int64_t step = 0; step < 1000; ++step) {
 //     train();                                     // ... optimizer.step()
 //     scheduler.step();
@@ -64,7 +64,8 @@ class Schedule {
 };
 
 // Sets the learning rates of an optimizer's groups: each is what it was when this was made, times
-// the factor. The optimizer has to stay. Local: all ranks do it alike.
+// the factor; of a group that was added later, what it is when it is first set. The optimizer has to stay.
+// Local: all ranks do it alike.
 class Scheduler {
  public:
   // Sets those of step 0. A ZeroRedundancyOptimizer's is its optimizer().
@@ -79,8 +80,10 @@ class Scheduler {
   int64_t current_step() const { return step_; }
 
  private:
-  std::vector<double> base_;  // by group
+  std::function<size_t()> num_groups_;
+  std::function<double(size_t)> lr_;
   std::function<void(size_t, double)> set_lr_;
+  std::vector<double> base_;  // by group
   std::function<double(int64_t)> schedule_;
   int64_t step_ = 0;
 };

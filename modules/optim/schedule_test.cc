@@ -118,10 +118,23 @@ TEST(ScheduleTest, SetsTheLearningRatesOfAllGroupsByTheirFactor) {
   EXPECT_EQ(optimizer.lr(1), 0.01);
   expect_error([&] { scheduler.set_step(-1); }, kInvalid, "step is -1");
 
+  // A group that comes later begins with what it has.
+  optimizer.add_group({{parameter({4})}, SgdOptions{.lr = 8}});
+  EXPECT_EQ(optimizer.lr(2), 8);
+  scheduler.set_step(3);
+  EXPECT_EQ(optimizer.lr(0), 0.25);
+  EXPECT_EQ(optimizer.lr(2), 4);
+  scheduler.set_step(2);
+  EXPECT_EQ(optimizer.lr(2), 8);
+
   torch::optim::SGD sgd({parameter({3})}, torch::optim::SGDOptions(0.5));
   Scheduler other(sgd, [](int64_t step) { return step < 2 ? 1.0 / (1 + step) : -1.0; });
   other.step();
   EXPECT_EQ(sgd.param_groups()[0].options().get_lr(), 0.25);
+  sgd.add_param_group(
+      {{parameter({2})}, std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(6))});
+  other.set_step(1);
+  EXPECT_EQ(sgd.param_groups()[1].options().get_lr(), 3);
   expect_error([&] { other.step(); }, absl::StatusCode::kOutOfRange, "says -1 for step 2");
   EXPECT_EQ(other.current_step(), 1);
   EXPECT_EQ(sgd.param_groups()[0].options().get_lr(), 0.25);
