@@ -100,6 +100,7 @@ class RunAgain final : public dtensor_internal::RunsForward {
       }
       const AutocastScope autocast(autocast_);
       const c10::AutoGradMode record(true);
+      const dtensor_internal::RecordedLater as_before;
       results = function_(inputs);
     }
     variable_list of, with;

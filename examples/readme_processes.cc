@@ -7,7 +7,7 @@
 using namespace shardweave;
 
 void run(World& world) {
-  const MeshPtr mesh = init_device_mesh(world, {{"dp", world.size()}}).value();
+  const MeshPtr mesh = value_or_throw(init_device_mesh(world, {{"dp", world.size()}}));
   const at::Tensor x = ones({7, 5}, mesh, {Shard(0)});
   const double sum = x.sum().item<double>();         // on all ranks
   const std::string small = values_to_string(x[0]);  // so is this

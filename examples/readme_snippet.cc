@@ -20,7 +20,7 @@ int main() {
       {"down.weight", {{"tp", Shard(1)}}},  // what no entry names is replicated
   };
   const absl::Status status = run_ranks(4, [&](World& world) {  // a thread per rank
-    const MeshPtr mesh = init_device_mesh(world, {{"dp", 2}, {"tp", 2}}).value();
+    const MeshPtr mesh = value_or_throw(init_device_mesh(world, {{"dp", 2}, {"tp", 2}}));
     Mlp model;
     distribute_module(*model, mesh, plan);  // in place
     torch::optim::AdamW optimizer(unique_parameters(*model), torch::optim::AdamWOptions(3e-3));

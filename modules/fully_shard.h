@@ -21,10 +21,10 @@
 // A parameter rests as a DTensor that is cut into rows: unevenly, so that what ranks keep lies in the
 // unit's buffer one after the other. param.grad() lies alike. So optimizers, clip_grad_norm and
 // checkpoints need to know nothing. `full_tensor(param)` is the whole; initialisers (`param.normal_()`)
-// give the numbers of one device. While gradients are not recorded (and will not be: a checkpoint()'s
-// first run is as its second), operators on parameters alone, or with numbers (`p.norm()`, `p.clone()`, `p * 0.99`), work on what rests, in its dtype and where it is,
+// give the numbers of one device. While gradients are not recorded (and will not be: both runs of
+// a checkpoint() are of training, whatever a function in it says), operators on parameters alone, or with numbers (`p.norm()`, `p.clone()`, `p * 0.99`), work on what rests, in its dtype and where it is,
 // as averages of weights and initialisers want it; so do, always, those on a parameter and what lies as
-// it does (`ema.lerp_(p, 0.1)` of a clone, or with a gradient), and under mixed precision those that
+// it does (`ema.lerp_(p, 0.1)` of a `p.detach().clone()`, or with a gradient), and under mixed precision those that
 // write another parameter or a buffer (`teacher.lerp_(p, 0.1)`); all others on what is whole.
 // Its parts and those of its gradients share their unit's memory. What
 // was taken of a parameter before (to_local(), a view as `w.t()`, `p.detach()`) is no longer of it, and
@@ -120,8 +120,9 @@ struct FullyShardOptions {
   // As what operators see parameters, and as units are gathered; nullopt: as they rest. What an
   // operator takes beside them or views of them (no buffer, no number) becomes of this dtype, too.
   // Parameters of other dtypes (complex, of 8 bits) and what meets only those stay as they are. What is
-  // to be computed more exactly asks for it while gradients are recorded, as a router does:
-  // `at::linear(x.to(at::kFloat), weight.to(at::kFloat))` works on float32, of what operators see.
+  // to be computed more exactly, as a router, is a unit of its own, made first and without this. (While
+  // gradients are recorded `weight.to(at::kFloat)` is float32 of what operators see; without it is the
+  // parameter itself, which an operator with an input sees as any.)
   std::optional<at::ScalarType> param_dtype = {};
   // In what gradients are summed over ranks, along all mesh dimensions; nullopt: as operators see the
   // parameters.

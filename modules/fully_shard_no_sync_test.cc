@@ -21,6 +21,7 @@
 #include "shardweave/modules/optim/fused_optimizer.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/summon_full_params.h"
+#include "shardweave/modules/testing/values.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/nn/module.h"
 #include "torch/nn/modules/container/modulelist.h"
@@ -33,8 +34,11 @@
 namespace shardweave {
 namespace {
 
+using testing::expect_close;
+using testing::gradients_of;
 using ::testing::HasSubstr;
 using testing::on_mesh;
+using testing::Values;
 namespace nn = torch::nn;
 
 constexpr int64_t kDim = 5, kHidden = 7, kBatch = 8;
@@ -85,34 +89,6 @@ at::Tensor fed(int step, const MeshPtr& mesh) {
   at::Tensor x = distribute_tensor(input(step), mesh, {{"dp", Shard(0)}});
   if (mesh->mesh().dim("replicas").ok()) x = redistribute(x, {Shard(0), Shard(0)});
   return x;
-}
-
-using Values = std::map<std::string, at::Tensor>;
-Values gradients_of(const nn::Module& module) {
-  Values values;
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& grad = item.value().grad();
-    if (!grad.defined()) continue;
-    if (is_dtensor(item.value())) {
-      EXPECT_EQ(layout_of(grad), layout_of(item.value())) << item.key();
-      EXPECT_EQ(grad.scalar_type(), item.value().scalar_type()) << item.key();
-    }
-    values[item.key()] = (is_dtensor(grad) ? full_tensor(grad) : grad).detach().clone();
-  }
-  return values;
-}
-void expect_close(const Values& got, const Values& wanted, double tolerance = 1e-5) {
-  EXPECT_EQ(got.size(), wanted.size());
-  for (const auto& [name, value] : wanted) {
-    const auto it = got.find(name);
-    if (it == got.end()) {
-      ADD_FAILURE() << name << " has no gradient";
-      continue;
-    }
-    EXPECT_TRUE(at::allclose(it->second, value, tolerance, tolerance)) << name << "\n"
-                                                                       << it->second << "\nwanted\n"
-                                                                       << value;
-  }
 }
 
 // The experts of a step's batches: the first is met by earlier ones alone, and the last batch goes without

@@ -250,7 +250,8 @@ class ZeroRedundancyOptimizer {
   }
 
   const std::vector<at::Tensor>& parameters() const { return partition_.parameters(); }
-  // Made with the shards. Its options may be changed; step it here.
+  // Made with the shards, which have no gradients but within step(). Its options may be changed; step and
+  // zero_grad() here: by itself it does nothing.
   Optimizer& optimizer() { return optimizer_; }
   ZeroPartition& partition() { return partition_; }
 

@@ -26,6 +26,7 @@
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fully_shard.h"
+#include "shardweave/modules/testing/values.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/nn/module.h"
 #include "torch/nn/modules/container/sequential.h"
@@ -44,9 +45,12 @@
 namespace shardweave {
 namespace {
 
+using testing::expect_close;
 using ::testing::HasSubstr;
 using testing::on_mesh;
 using testing::try_on_mesh;
+using testing::Values;
+using testing::values_of;
 namespace nn = torch::nn;
 namespace optim = torch::optim;
 
@@ -133,26 +137,6 @@ Batch fed(int step, const MeshPtr& mesh) {
   if (has_dim(mesh->mesh().dims(), "replicas")) placements.push_back({"replicas", Shard(0)});
   return {distribute_tensor(b.tokens, mesh, placements),
           distribute_tensor(b.targets, mesh, placements)};
-}
-
-using Values = std::map<std::string, at::Tensor>;
-Values values_of(const nn::Module& module) {
-  const c10::AutoGradMode no_grad(false);
-  Values values;
-  for (const auto& item : module.named_parameters()) {
-    const at::Tensor& p = item.value();
-    values[item.key()] = (is_dtensor(p) ? full_tensor(p) : p).detach().clone();
-  }
-  return values;
-}
-void expect_close(const Values& got, const Values& wanted, double tolerance = 1e-5) {
-  ASSERT_EQ(got.size(), wanted.size());
-  for (const auto& [name, value] : wanted) {
-    EXPECT_TRUE(at::allclose(got.at(name), value, tolerance, tolerance))
-        << name << "\n"
-        << got.at(name) << "\nwanted\n"
-        << value;
-  }
 }
 
 struct Trained {

@@ -99,8 +99,8 @@ void warn_of_unmet_plan(const at::Tensor& weight);
 // A node of autograd's graph that runs a forward pass again: in it, plans hold as in the first.
 class RunsForward : public torch::autograd::Node {};
 
-// While it lives on this thread, what runs without recording will run again with it: a checkpoint()'s
-// first run is of training.
+// While it lives on this thread, what runs without recording is of training all the same: a checkpoint()'s
+// first run, and its second, in which a NoGradGuard of the function's own is to mean what it did.
 class RecordedLater {
  public:
   RecordedLater() { ++depth_; }

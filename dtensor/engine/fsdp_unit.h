@@ -181,6 +181,10 @@ class FsdpUnit final : public std::enable_shared_from_this<FsdpUnit> {
   }
 
   const Options& options() const { return options_; }
+  // And no copy of its handle.
+  bool is_parameter(size_t index, const at::Tensor& handle) const {
+    return parameters_[index].impl == handle.unsafeGetTensorImpl();
+  }
   // Whether operators that meet its parameters, or views of those, work on tensors of other dtypes
   // than they were given, or give others.
   bool casts() const {

@@ -82,14 +82,25 @@ bool keeps_dtype(const c10::OperatorHandle& op, absl::Span<const IValue> args,
   if (op.operator_name().name != "aten::to") return false;
   const at::ScalarType kept = resting.spec->dtype;
   const at::ScalarType seen = resting.unit->options().param_dtype.value_or(kept);
+  std::optional<at::ScalarType> asked;
   for (size_t i = 0; i < args.size(); ++i) {
-    if (op.schema().arguments()[i].name() != "dtype" || !args[i].isInt()) continue;
-    if (args[i].toScalarType() != kept) return false;
-    if (seen != kept && is_training() && args[0].isTensor() && args[0].toTensor().requires_grad()) {
-      return false;
-    }
+    const std::string& name = op.schema().arguments()[i].name();
+    if (name == "dtype" && args[i].isInt()) asked = args[i].toScalarType();
+    if (name == "other" && args[i].isTensor()) asked = args[i].toTensor().scalar_type();
   }
-  return true;
+  if (!asked.has_value()) return true;
+  const at::Tensor& self = args[0].toTensor();
+  return asked == kept &&
+         (seen == kept || !is_training() || resting_of(self) == nullptr || !self.requires_grad());
+}
+
+// `p.detach().clone()`: an average of weights begins so, or what is to be restored.
+bool copies_detached(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
+  if (op.operator_name().name != "aten::clone") return false;
+  const at::Tensor& tensor = args[0].toTensor();
+  const Resting* resting = resting_of(tensor);
+  return resting != nullptr && !tensor.requires_grad() &&
+         !resting->unit->is_parameter(resting->index, tensor);
 }
 
 // A parameter or a buffer, and no input.
@@ -146,7 +157,8 @@ Use use_in(const c10::OperatorHandle& op, absl::Span<const IValue> args) {
   if (op.operator_name().name == "aten::_has_compatible_shallow_copy_type" && args[1].isTensor()) {
     check_stays(args[0].toTensor(), args[1].toTensor());
   }
-  if (works_at_rest(op.operator_name().name) || keeps_dtype(op, args, *first)) {
+  if (works_at_rest(op.operator_name().name) || keeps_dtype(op, args, *first) ||
+      copies_detached(op, args)) {
     return Use::kAtRest;
   }
   bool alone = true, with_its_like = false, with_members = true, is_rounded = false;
@@ -275,6 +287,7 @@ std::optional<at::ScalarType> use_parameters(const c10::OperatorHandle& op, c10:
   }
   if (unit == nullptr || (use == Use::kNotThere && !unit->casts())) return std::nullopt;
   const FsdpUnit::Options& options = unit->options();
+  const bool is_conversion = op.operator_name().name == "aten::to";
   bool has_input = false;
   const auto in_use = [&](const at::Tensor& tensor) {
     at::Tensor result = tensor;
@@ -291,6 +304,7 @@ std::optional<at::ScalarType> use_parameters(const c10::OperatorHandle& op, c10:
   for (size_t i = 0; i < args.size(); ++i) {
     const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
     if (alias != nullptr && alias->isWrite()) continue;
+    if (is_conversion && i > 0) continue;  // to(other): what is asked for
     IValue& arg = args[i];
     if (arg.isTensor()) {
       arg = in_use(arg.toTensor());

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -170,6 +171,10 @@ absl::StatusOr<Settings> settings_from_flags() {
   if (s.checkpoints.empty() && (s.resume || s.save_every > 0 || s.stop_after > 0)) {
     return wanted("checkpoints", "", "a directory for --resume, --save_every and --stop_after");
   }
+  // Not after all of the training.
+  if (!s.export_to.empty() && std::filesystem::exists(s.export_to)) {
+    return wanted("export", s.export_to, "a directory that is not there yet");
+  }
   const std::string dtype = absl::GetFlag(FLAGS_export_dtype);
   if (dtype == "bfloat16") {
     s.export_dtype = at::kBFloat16;
@@ -313,10 +318,12 @@ absl::Status run_rank(const Settings& settings, World& world, Activity& activity
                      mesh, {{"dp", Shard(0)}});
   const absl::StatusOr<const StopSignals*> stop_signals = signals.get();
   if (!stop_signals.ok()) return stop_signals.status();
-  int64_t parameters = 0;
+  int64_t parameters = 0;  // that a token is multiplied by
   for (const at::Tensor& parameter : unique_parameters(*trainee.model())) {
     parameters += parameter.numel();
   }
+  // An embedding is looked up; a tied one is the head's product, too.
+  if (!options->tie_word_embeddings) parameters -= options->vocab_size * options->hidden_size;
   std::ostream& out = settings.json ? std::cerr : std::cout;
   StandardOutput lines;
   int64_t steps_done = 0;
@@ -335,7 +342,7 @@ absl::Status run_rank(const Settings& settings, World& world, Activity& activity
       .is_terminal = ::isatty(settings.json ? STDERR_FILENO : STDOUT_FILENO) != 0,
       .throughput = {.tokens_per_step = settings.batch * settings.seq,
                      .flops_per_token = transformer_flops_per_token(
-                         {.parameters = parameters - options->vocab_size * options->hidden_size,
+                         {.parameters = parameters,
                           .layers = options->num_hidden_layers,
                           .dim = options->decoder().attention.head_size() *
                                  options->num_attention_heads,

@@ -24,6 +24,26 @@ absl::Status in_file(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), str_cat("'", path, "': ", std::string(status.message())));
 }
 
+// Whether it has a manifest: without one it is somebody else's, or what is left of one.
+absl::StatusOr<bool> is_checkpoint(FileSystem& fs, const std::string& path) {
+  const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(path);
+  if (absl::IsNotFound(entries.status())) return false;  // it has gone just now
+  if (!entries.ok()) return entries.status();
+  return std::any_of(entries->begin(), entries->end(),
+                     [](const DirectoryEntry& entry) { return entry.name == kManifestName; });
+}
+
+// The steps of directories that are called as checkpoints are, from the first on.
+std::vector<int64_t> steps_of(const std::vector<DirectoryEntry>& entries) {
+  std::vector<int64_t> steps;
+  for (const DirectoryEntry& entry : entries) {
+    const std::optional<int64_t> step = checkpoint_step(entry.name);
+    if (step.has_value() && entry.kind == EntryKind::kDirectory) steps.push_back(*step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
 std::shared_ptr<FileSystem> or_posix(FileSystem* fs) {
   if (fs == nullptr) return posix_file_system();
   return {fs, [](FileSystem*) {}};
@@ -52,34 +72,35 @@ std::optional<int64_t> checkpoint_step(std::string_view name) {
 
 absl::StatusOr<std::vector<int64_t>> list_checkpoints(const std::string& directory,
                                                       FileSystem* fs) {
-  const absl::StatusOr<std::vector<DirectoryEntry>> entries = or_posix(fs)->list(directory);
+  const std::shared_ptr<FileSystem> its = or_posix(fs);
+  const absl::StatusOr<std::vector<DirectoryEntry>> entries = its->list(directory);
   if (!entries.ok()) return entries.status();
   std::vector<int64_t> steps;
-  for (const DirectoryEntry& entry : *entries) {
-    const std::optional<int64_t> step = checkpoint_step(entry.name);
-    if (step.has_value() && entry.kind == EntryKind::kDirectory) steps.push_back(*step);
+  for (const int64_t step : steps_of(*entries)) {
+    const absl::StatusOr<bool> is_one =
+        is_checkpoint(*its, join_path(directory, checkpoint_name(step)));
+    if (!is_one.ok()) return is_one.status();
+    if (*is_one) steps.push_back(step);
   }
-  std::sort(steps.begin(), steps.end());
   return steps;
 }
 
 absl::StatusOr<std::string> find_checkpoint(const std::string& path, FileSystem* fs) {
-  const absl::StatusOr<std::vector<DirectoryEntry>> entries = or_posix(fs)->list(path);
+  const std::shared_ptr<FileSystem> its = or_posix(fs);
+  const absl::StatusOr<std::vector<DirectoryEntry>> entries = its->list(path);
   if (!entries.ok()) return entries.status();
-  std::string newest;
-  int64_t newest_step = -1;
   for (const DirectoryEntry& entry : *entries) {
     if (entry.name == kManifestName) return path;
-    const std::optional<int64_t> step = checkpoint_step(entry.name);
-    if (!step.has_value() || entry.kind != EntryKind::kDirectory || *step < newest_step) continue;
-    newest_step = *step;
-    newest = entry.name;
   }
-  if (newest.empty()) {
-    return absl::NotFoundError(str_cat("'", path, "' has no checkpoint: neither ", kManifestName,
-                                       " nor a directory ", checkpoint_name(100)));
+  std::vector<int64_t> steps = steps_of(*entries);
+  for (; !steps.empty(); steps.pop_back()) {
+    std::string newest = join_path(path, checkpoint_name(steps.back()));
+    const absl::StatusOr<bool> is_one = is_checkpoint(*its, newest);
+    if (!is_one.ok()) return is_one.status();
+    if (*is_one) return newest;
   }
-  return join_path(path, newest);
+  return absl::NotFoundError(str_cat("'", path, "' has no checkpoint: neither ", kManifestName,
+                                     " nor a directory ", checkpoint_name(100), " with one"));
 }
 
 absl::StatusOr<Manifest> read_manifest(const std::string& checkpoint, FileSystem* fs,
@@ -238,13 +259,6 @@ absl::Status remove_old(FileSystem& fs, const std::string& directory, int64_t ke
                         const std::string& nonce) {
   absl::StatusOr<std::vector<int64_t>> steps = list_checkpoints(directory, &fs);
   if (!steps.ok()) return steps.status();
-  // What has no manifest is somebody else's.
-  std::erase_if(*steps, [&](int64_t step) {
-    const auto entries = fs.list(join_path(directory, checkpoint_name(step)));
-    return entries.ok() &&
-           std::none_of(entries->begin(), entries->end(),
-                        [](const DirectoryEntry& entry) { return entry.name == kManifestName; });
-  });
   if (static_cast<int64_t>(steps->size()) <= keep) return absl::OkStatus();
   steps->resize(steps->size() - static_cast<size_t>(keep));
   absl::Status result;

@@ -31,8 +31,8 @@ namespace shardweave {
 std::string checkpoint_name(int64_t step);
 std::optional<int64_t> checkpoint_step(std::string_view name);
 
-// The steps that are there, ascending. What is a symbolic link is none of them. NotFound without the
-// directory.
+// The steps that are there, ascending. What is a symbolic link, or has no manifest, is none of them.
+// NotFound without the directory.
 absl::StatusOr<std::vector<int64_t>> list_checkpoints(const std::string& directory,
                                                       FileSystem* fs = nullptr);
 

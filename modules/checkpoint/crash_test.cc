@@ -180,13 +180,21 @@ TEST(CrashTest, WhatDoesNotGoStopsNoSave) {
       std::ofstream(directory + "/step-000000/weights") << "theirs";
       fs::create_directories(directory + "/step-000050.tmp-1234");  // of a run that was killed
       std::ofstream(directory + "/step-000050.tmp-1234/rank-00000.safetensors") << "half";
+      fs::create_directories(directory + "/step-000700");  // half of one that was removed by hand
+      std::ofstream(directory + "/step-000700/rank-00000.safetensors") << "half";
+      fs::create_directory_symlink(directory + "/step-000001", directory + "/step-000800");
     }
     (void)full_tensor(model.w);
     checkpointer.save(2, model.state);
     model.set(3);
     checkpointer.save_async(3, model.state);
     checkpointer.wait();
+    EXPECT_EQ(newest(directory), 3);
+    // They are in the way of their own steps alone.
+    EXPECT_EQ(status_of([&] { checkpointer.save(700, model.state); }).code(),
+              absl::StatusCode::kAlreadyExists);
   });
+  EXPECT_EQ(*list_checkpoints(directory), std::vector<int64_t>{3});
   EXPECT_TRUE(fs::exists(directory + "/step-000003"));
   EXPECT_FALSE(fs::exists(directory + "/step-000002"));
   EXPECT_FALSE(fs::exists(directory + "/step-000050.tmp-1234"));

@@ -652,6 +652,19 @@ absl::StatusOr<std::vector<TensorSource>> torch_save_sources(
   return sources;
 }
 
+namespace {
+
+// What DCP's metadata says of a tensor, beside the files that have it: its properties begin with the dtype.
+std::optional<DType> dtype_said_of(const PickleValue& info) {
+  const PickleValue* properties = info.entry("properties");
+  if (properties == nullptr || properties->state == nullptr || properties->state->items.empty()) {
+    return std::nullopt;
+  }
+  return dtype_of_name(properties->state->items[0]->text);
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<TensorSource>> dcp_sources(const std::string& directory,
                                                       const std::shared_ptr<FileSystem>& given) {
   const std::shared_ptr<FileSystem> fs = given != nullptr ? given : posix_file_system();
@@ -746,7 +759,9 @@ absl::StatusOr<std::vector<TensorSource>> dcp_sources(const std::string& directo
     if (covered != whole_box(*shape).numel()) {
       return wrong(path, str_cat("chunks of \"", name, "\" do not cover it"));
     }
+    const bool is_empty = parts.empty();
     sources.push_back(put_together(name, *shape, std::move(parts)));
+    if (is_empty) sources.back().dtype = dtype_said_of(*info).value_or(DType::kF32);
   }
   if (sources.empty()) return wrong(path, "no tensors");
   return sources;

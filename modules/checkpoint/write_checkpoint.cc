@@ -96,11 +96,14 @@ absl::StatusOr<std::string> begin(FileSystem& fs, SaveRequest& request,
           str_cat("'", join_path(request.directory, name),
                   "' is there already; remove it to save that step again"));
     }
-    const std::optional<int64_t> step = checkpoint_step(entry.name);
-    if (!step.has_value() || *step < request.manifest.step) continue;
+  }
+  const absl::StatusOr<std::string> newest = find_checkpoint(request.directory, &fs);
+  if (!newest.ok() && !absl::IsNotFound(newest.status())) return newest.status();
+  const std::optional<int64_t> newest_step =
+      newest.ok() ? checkpoint_step(newest->substr(newest->find_last_of('/') + 1)) : std::nullopt;
+  if (newest_step.has_value() && *newest_step > request.manifest.step) {
     return absl::FailedPreconditionError(
-        str_cat("'", join_path(request.directory, entry.name), "' is of a later step than ",
-                request.manifest.step,
+        str_cat("'", *newest, "' is of a later step than ", request.manifest.step,
                 ", and would be taken for the newest; a run that goes back saves into another "
                 "directory, or removes the later ones first"));
   }

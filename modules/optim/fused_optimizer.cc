@@ -55,6 +55,12 @@ bool lie_alike(const SpecRef& a, const SpecRef& b) {
          a->layout == b->layout;
 }
 
+// "parameter 3 ('head.weight')", if it has a name.
+std::string called(size_t i, const at::Tensor& parameter) {
+  const std::string_view name = is_dtensor(parameter) ? parameter_of(meta_of(parameter)) : "";
+  return name.empty() ? str_cat("parameter ", i) : str_cat("parameter ", i, " ('", name, "')");
+}
+
 void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& grad) {
   const SpecRef of_parameter = spec_of(parameter);
   const SpecRef of_grad = spec_of(grad);
@@ -73,7 +79,7 @@ void check_gradient(size_t i, const at::Tensor& parameter, const at::Tensor& gra
              of_parameter->context != of_grad->context) {
     wrong = " and its gradient lie on two meshes";
   }
-  Error error(kFusedOptimizer, absl::FailedPreconditionError(str_cat("parameter ", i, wrong)));
+  Error error(kFusedOptimizer, absl::FailedPreconditionError(str_cat(called(i, parameter), wrong)));
   if (wrong.ends_with(kNotSynchronized)) error.add_context("finish_grad_sync() does that");
   throw error;
 }
@@ -184,7 +190,7 @@ void check_parameter(size_t i, const at::Tensor& p, const OptimizerOptions& opti
   if (std::holds_alternative<MuonOptions>(options) && p.dim() != 2) {
     Error error(kFusedOptimizer,
                 absl::InvalidArgumentError(str_cat(
-                    "parameter ", i, " has shape [", absl::StrJoin(p.sizes(), ", "),
+                    called(i, p), " has shape [", absl::StrJoin(p.sizes(), ", "),
                     "]; Muon wants two dimensions: the others are better in a group with AdamW")));
     error.add_context("muon_groups() makes both");
     throw error;
@@ -363,7 +369,7 @@ size_t FusedOptimizer::add_group(const ParameterGroup& group) {
       added.push_back({.parameter = i, .group = number});
     } else if (it->second < states_.size()) {
       throw Error(kFusedOptimizer,
-                  absl::InvalidArgumentError(str_cat("parameter ", i, " of group ", number,
+                  absl::InvalidArgumentError(str_cat(called(i, p), " of group ", number,
                                                      " is in group ", states_[it->second].group,
                                                      ", too: wanted one group for each")));
     }

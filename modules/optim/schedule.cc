@@ -101,9 +101,17 @@ void Scheduler::set_step(int64_t step) {
                 absl::OutOfRangeError(str_cat("the schedule says ", factor, " for step ", step,
                                               "; wanted a factor of 0 or more")));
   }
-  for (size_t group = base_.size(); group < num_groups_(); ++group) base_.push_back(lr_(group));
   for (size_t group = 0; group < base_.size(); ++group) set_lr_(group, base_[group] * factor);
   step_ = step;
+  factor_ = factor;
+  take_up_groups();
+}
+
+void Scheduler::take_up_groups() {
+  for (size_t group = base_.size(); group < num_groups_(); ++group) {
+    base_.push_back(lr_(group));
+    set_lr_(group, base_.back() * factor_);
+  }
 }
 
 }  // namespace shardweave

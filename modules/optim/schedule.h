@@ -63,9 +63,9 @@ class Schedule {
   double floor_ = 0;
 };
 
-// Sets the learning rates of an optimizer's groups: each is what it was when this was made, times
-// the factor; of a group that was added later, what it is when it is first set. The optimizer has to stay.
-// Local: all ranks do it alike.
+// Sets the learning rates of an optimizer's groups: each is what it was when this was made, or when it
+// was first met of a group that was added later, times the factor. The optimizer has to stay. Local: all
+// ranks do it alike.
 class Scheduler {
  public:
   // Sets those of step 0. A ZeroRedundancyOptimizer's is its optimizer().
@@ -77,6 +77,8 @@ class Scheduler {
   // Goes on from a step, as after a checkpoint. Throws Error (InvalidArgument) for one below 0,
   // (OutOfRange) for a factor that is negative or not finite; nothing has changed then.
   void set_step(int64_t step);
+  // Sets those of groups that were added since, for the current step. Else step() and set_step() do.
+  void take_up_groups();
   int64_t current_step() const { return step_; }
 
  private:
@@ -86,6 +88,7 @@ class Scheduler {
   std::vector<double> base_;  // by group
   std::function<double(int64_t)> schedule_;
   int64_t step_ = 0;
+  double factor_ = 1;  // of the step
 };
 
 }  // namespace shardweave

@@ -121,6 +121,11 @@ TEST(ScheduleTest, SetsTheLearningRatesOfAllGroupsByTheirFactor) {
   // A group that comes later begins with what it has.
   optimizer.add_group({{parameter({4})}, SgdOptions{.lr = 8}});
   EXPECT_EQ(optimizer.lr(2), 8);
+  scheduler.take_up_groups();
+  EXPECT_EQ(optimizer.lr(2), 4);
+  EXPECT_EQ(optimizer.lr(0), 0.25);
+  scheduler.take_up_groups();
+  EXPECT_EQ(optimizer.lr(2), 4);
   scheduler.set_step(3);
   EXPECT_EQ(optimizer.lr(0), 0.25);
   EXPECT_EQ(optimizer.lr(2), 4);

@@ -327,7 +327,9 @@ class Trainer::Run {
         if (i > 0) leave_out(before);
         return std::nullopt;
       }
-      sum = sum.defined() ? sum + *value : *value;
+      // Of 16 bits a sum of many would stand still.
+      const at::Tensor one = value->to(at::promote_types(value->scalar_type(), at::kFloat));
+      sum = sum.defined() ? sum + one : one;
     }
     finish_grad_sync(parts_.module, where_);
     TrainerStep done{
@@ -443,7 +445,10 @@ class Trainer::Run {
       is_stopping_ = stop_here();  // who is told to end has no time for an evaluation
       if (!is_stopping_ || is_last) evaluate(done.metrics);
     }
-    if (options_.step_done != nullptr) options_.step_done(done);
+    if (options_.step_done != nullptr) {
+      options_.step_done(done);
+      parts_.scheduler->take_up_groups();
+    }
     is_stopping_ = is_stopping_ || stop_here();
     write_metrics(step, done.metrics);
     last_metrics_ = done.metrics;

@@ -105,7 +105,8 @@ struct TrainerOptions {
   // For gradients of 16 bits; its scale is in the checkpoint, which loads with a scaler again. It outlives
   // the trainer, as all that is pointed to here does.
   GradScaler* scaler = nullptr;
-  // What its scale was multiplied by after a step: for PowerSgd::rescale().
+  // What its scale was multiplied by after a step: for PowerSgd::rescale(). (What a PowerSgd has learned is in
+  // no checkpoint, for each rank has its own: a run that resumes learns it anew.)
   std::function<void(double factor)> scale_changed = {};
   // That of distributed_data_parallel(): it waits for the last batch of a step.
   GradSync* sync = nullptr;
@@ -140,7 +141,8 @@ struct TrainerOptions {
 
   const StopSignals* signals = nullptr;  // of the process
   GracefulStopOptions stop = {};
-  // On all ranks, after each step.
+  // On all ranks, after each step. A group that it adds to the optimizer is scheduled and saved; who resumes
+  // from a checkpoint behind that step adds it before run() (list_checkpoints() says where it will begin).
   std::function<void(const TrainerStep&)> step_done = {};
 };
 

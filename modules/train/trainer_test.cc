@@ -330,6 +330,54 @@ TEST(TrainerTest, GoesOnOnAnotherMeshAnotherWay) {
   run(2, Way::kFsdp, 0, 9, 9);  // there is nothing to do any more
 }
 
+// A sum of many in 16 bits stands still where its neighbours are further away than a summand.
+TEST(TrainerTest, LossesOf16BitsAreAddedUpInMore) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    std::vector<double> losses;
+    Trainee trainee(mesh, Way::kDdp,
+                    {.steps = 1, .accumulate = 600, .step_done = [&](const TrainerStep& done) {
+                       losses.push_back(done.loss);
+                     }});
+    const at::Tensor& weight = trainee.net().down->bias;
+    trainee.trainer().run([&](int64_t) -> std::optional<at::Tensor> {
+      return (weight.sum() * 0 + 3).to(at::kBFloat16);
+    });
+    EXPECT_EQ(losses, std::vector<double>{3});
+  });
+}
+
+TEST(TrainerTest, AGroupThatAStepAddsIsScheduledAndSaved) {
+  const std::string directory = new_path("group");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    NetImpl net;
+    distribute_module(net, mesh, {});
+    FusedOptimizer optimizer({net.up->weight}, AdamWOptions{.lr = 1});
+    std::vector<double> rates;
+    const Schedule schedule = Schedule::linear(4);
+    Trainer trainer(net, optimizer, mesh,
+                    {.steps = 4,
+                     .schedule = schedule,
+                     .checkpoints = directory,
+                     .step_done = [&](const TrainerStep& done) {
+                       if (done.step == 2) {
+                         optimizer.add_group({{net.down->weight}, AdamWOptions{.lr = 8}});
+                       }
+                       if (optimizer.num_groups() == 2) rates.push_back(optimizer.lr(1));
+                     }});
+    TokenLoader loader(files(), kBatches, mesh, NamedPlacements{{"dp", Shard(0)}});
+    trainer.run(loader, [&](const TokenBatch& batch) {
+      if (optimizer.num_groups() == 2) rates.push_back(optimizer.lr(1));
+      return net.loss(batch);
+    });
+    // As it was given; in steps 2 and 3, each in its forward and when it is done.
+    EXPECT_EQ(rates, (std::vector<double>{8, 8 * schedule(2), 8 * schedule(3), 8 * schedule(3),
+                                          8 * schedule(3)}));
+  });
+  const absl::StatusOr<Manifest> manifest = read_manifest(directory + "/" + checkpoint_name(4));
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_TRUE(manifest->tensors.contains("optimizer.down.weight.exp_avg"));
+}
+
 TEST(TrainerTest, ResumesAtTheNextBatchWhateverIsAccumulated) {
   const std::string directory = new_path("accumulate");
   const auto run = [&](int64_t steps, int64_t accumulate) {

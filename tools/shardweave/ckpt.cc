@@ -348,7 +348,8 @@ void compare(const TensorSource& a, const TensorSource& b, const Box& box, Diffe
   const at::Tensor differs = p.ne(q).logical_and(p.isnan().logical_and(q.isnan()).logical_not());
   result.count += differs.sum().item<int64_t>();
   const double largest = (p - q).abs().masked_fill(differs.logical_not(), 0).max().item<double>();
-  if (!(largest <= result.largest)) result.largest = largest;
+  // NaN once is NaN.
+  if (!std::isnan(result.largest) && !(largest <= result.largest)) result.largest = largest;
 }
 
 // Some rows at a time; of rows that are too large some of theirs.

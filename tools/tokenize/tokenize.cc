@@ -155,7 +155,7 @@ absl::Status write_encoded(const std::vector<std::string>& inputs, Encoder& enco
     if (!file) return unreadable(path);
     if (absl::GetFlag(FLAGS_lines)) {
       for (std::string line; std::getline(file, line);) {
-        const size_t bytes = line.size() + 1;
+        const size_t bytes = line.size() + (file.eof() ? 0 : 1);  // the last may end without '\n'
         if (!line.empty() && line.back() == '\r') line.pop_back();
         if (const absl::Status status = batches.add(std::move(line), bytes); !status.ok())
           return status;

@@ -27,6 +27,7 @@ def tensors():
         "bf16": base.bfloat16()[::2],
         "number": torch.tensor(2.5, dtype=torch.float64),
         "empty": torch.zeros(3, 0, 2).permute(2, 0, 1),
+        "empty_ids": torch.zeros(0, dtype=torch.int64),
         "e4m3": base.to(torch.float8_e4m3fn),
         "e4m3_transposed": base.to(torch.float8_e4m3fn).t(),
         "e5m2": base.to(torch.float8_e5m2)[2:, 1::2],
