@@ -9,6 +9,7 @@
 #include "ATen/record_function.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "c10/core/DefaultDtype.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/checksum.h"
@@ -111,7 +112,10 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     save(ctx, std::move(holder));
     const std::string name = site.name();
     at::Tensor result = redistributed(tensor, layout, {.name = name, .where = site.where});
-    return result.is_same(tensor) ? tensor.alias() : result;
+    if (result.is_same(tensor)) return tensor.alias();
+    DTensorMeta& meta = meta_of(result);
+    if (!site.backward) meta.part = LocalPart(in_memory_order(meta.local(), *meta.spec));
+    return result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
@@ -189,14 +193,21 @@ variable_list FromLocal::backward(AutogradContext* ctx, variable_list grads) {
           at::Tensor()};
 }
 
+// What ranks together have.
+struct OfAllRanks {
+  FittedLayout fitted;
+  bool requires_grad = false;  // of any
+};
+
 // Every rank learns all local shapes and dtypes, so that a misfit is the same error everywhere.
-FittedLayout gather_global_shape(MeshContext& context, const Layout& layout,
-                                 const at::Tensor& local, std::source_location where) {
+OfAllRanks gather_global_shape(MeshContext& context, const Layout& layout, const at::Tensor& local,
+                               std::source_location where) {
   std::vector<int> all_dims;
   for (int m = 0; m < context.mesh().ndim(); ++m) all_dims.push_back(m);
   Communicator& comm = context.communicator(all_dims);
   constexpr int64_t kMaxDims = 32;
-  std::vector<int64_t> mine(kMaxDims + 2, 0);  // the number of dimensions, these, the dtype
+  // The number of dimensions, these, whether it requires grad, the dtype.
+  std::vector<int64_t> mine(kMaxDims + 3, 0);
   if (local.dim() > kMaxDims) {
     throw Error("from_local",
                 absl::InvalidArgumentError(absl::StrCat("the local tensor has ", local.dim(),
@@ -204,11 +215,12 @@ FittedLayout gather_global_shape(MeshContext& context, const Layout& layout,
   }
   mine[0] = local.dim();
   for (int64_t d = 0; d < local.dim(); ++d) mine[d + 1] = local.size(d);
+  mine[kMaxDims + 1] = int64_t{local.requires_grad()};
   mine.back() = static_cast<int64_t>(local.scalar_type());
   std::vector<int64_t> everyones(mine.size() * comm.size());
   const CollectiveSpan span(context, {.name = "from_local", .where = where}, [&]() -> Sending {
     const int64_t bytes = (comm.size() - 1) * static_cast<int64_t>(mine.size() * sizeof(int64_t));
-    static constexpr std::array<int64_t, 1> kShape = {kMaxDims + 2};
+    static constexpr std::array<int64_t, 1> kShape = {kMaxDims + 3};
     return {"all_gather", all_dims, bytes, at::kLong, kShape, Layout(), Layout()};
   });
   throw_if_error(comm.all_gather(Buffer::of(mine.data(), mine.size()),
@@ -216,9 +228,11 @@ FittedLayout gather_global_shape(MeshContext& context, const Layout& layout,
                                  {.timeout = absl::ZeroDuration(), .tag = "from_local"})
                      .wait());
   std::vector<Dims> shapes;
+  bool any_requires_grad = false;
   for (int r = 0; r < comm.size(); ++r) {
     const int64_t* shape = &everyones[r * mine.size()];
     shapes.emplace_back(shape + 1, shape + 1 + shape[0]);
+    any_requires_grad |= shape[kMaxDims + 1] != 0;
     const auto dtype_of = [&](int rank) {
       return static_cast<at::ScalarType>(everyones[(rank + 1) * mine.size() - 1]);
     };
@@ -228,9 +242,10 @@ FittedLayout gather_global_shape(MeshContext& context, const Layout& layout,
                                   " on rank 0 and ", c10::toString(dtype_of(r)), " on rank ", r)));
   }
   // Of the first rank's dimensions, on all ranks.
-  return value_or_throw(fit_local_shapes(
-      layout_for(context, layout, static_cast<int64_t>(shapes[0].size()), "from_local"),
-      context.mesh().shape(), shapes));
+  return {value_or_throw(fit_local_shapes(
+              layout_for(context, layout, static_cast<int64_t>(shapes[0].size()), "from_local"),
+              context.mesh().shape(), shapes)),
+          any_requires_grad};
 }
 
 template <typename Fill>
@@ -249,6 +264,16 @@ at::Tensor factory(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements&
   meta_of(result).came_from(provenance);
   if (requires_grad) result.requires_grad_();
   return result;
+}
+
+// As at::full() does: without a dtype that of the value.
+at::TensorOptions with_dtype_of(const at::Scalar& value, const at::TensorOptions& options) {
+  if (options.has_dtype()) return options;
+  const at::ScalarType real = c10::get_default_dtype_as_scalartype();
+  return options.dtype(value.isBoolean()                         ? at::kBool
+                       : value.isIntegral(/*includeBool=*/false) ? at::kLong
+                       : value.isComplex()                       ? c10::toComplexType(real)
+                                                                 : real);
 }
 
 // `function`: which was called; several are made of these.
@@ -403,16 +428,17 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
   std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
   const Layout given(placements);
   if (given.mesh_ndim() != context->mesh().ndim()) layout_for(*context, given, 0, "from_local");
-  auto [layout, sizes] =
+  const auto [fitted, requires_grad] =
       global_sizes.has_value()
-          ? FittedLayout{layout_for(*context, given, static_cast<int64_t>(global_sizes->size()),
-                                    "from_local"),
-                         Dims(global_sizes->begin(), global_sizes->end())}
+          ? OfAllRanks{{layout_for(*context, given, static_cast<int64_t>(global_sizes->size()),
+                                   "from_local"),
+                        Dims(global_sizes->begin(), global_sizes->end())},
+                       local.requires_grad()}
           : gather_global_shape(*context, given, local, where);
+  const auto& [layout, sizes] = fitted;
   // What the graph has computed is not what is fed in.
-  SpecRef spec =
-      context->intern(layout, sizes, contiguous_strides(sizes), local.scalar_type(), local.device(),
-                      local.requires_grad() ? CutOrigins() : fed_in(layout));
+  SpecRef spec = context->intern(layout, sizes, contiguous_strides(sizes), local.scalar_type(),
+                                 local.device(), requires_grad ? CutOrigins() : fed_in(layout));
   if (local.sizes() != array(spec->local_sizes)) {
     throw Error("from_local",
                 absl::InvalidArgumentError(
@@ -420,8 +446,11 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
                                  "], ", spec->to_string(), " has [",
                                  absl::StrJoin(spec->local_sizes, ", "), "] on this rank")));
   }
+  // A part that requires none among others that do (an expert without tokens): all record the same.
+  const bool follows = requires_grad && !local.requires_grad();
+  const at::Tensor part = follows ? local.detach().requires_grad_() : local;
   at::Tensor result =
-      FromLocal::apply(local.contiguous(), spec, context, CallSite{"from_local", where});
+      FromLocal::apply(part.contiguous(), spec, context, CallSite{"from_local", where});
   meta_of(result).came_from(provenance_of_new(*context, *spec));
   hand_out(meta_of(result));
   return result;
@@ -448,7 +477,7 @@ at::Tensor empty(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& p
 at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const MeshPtr& mesh,
                 const Placements& placements, at::TensorOptions options) {
   refuse_partial(placements, "full");
-  return filled(sizes, value, mesh, placements, options, "full");
+  return filled(sizes, value, mesh, placements, with_dtype_of(value, options), "full");
 }
 
 at::Tensor rand(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,

@@ -11,9 +11,10 @@
 // gathered (right numbers, a warning once, a counter). Communication that an operator needs happens
 // by itself; StrictScope turns it into an error.
 //
-// Every function here that communicates is collective: all ranks of the mesh call it in the same
-// order; `where`, the place of the call, is for CommTrace (comm_trace.h). Errors are thrown as
-// shardweave::Error. Threads: a rank's DTensors are used by one thread at a time.
+// Every function here that communicates, and any that makes a DTensor of plain tensors, is
+// collective: all ranks of the mesh call it in the same order; `where`, the place of the call, is for
+// CommTrace (comm_trace.h). Errors are thrown as shardweave::Error. Threads: a rank's DTensors are
+// used by one thread at a time.
 // Ownership: a DTensor keeps its mesh alive. Its local part keeps just its own bytes alive, however
 // it was made (from_local() shares the memory that it is given).
 // Placements: Shard(-1) is the last dimension, here as everywhere a placement meets a tensor.
@@ -81,12 +82,14 @@ inline at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mes
 // A DTensor from every rank's local tensor. Its global shape is worked out from the local shapes
 // (one small collective) unless `global_sizes` is given. Parts that are not those of an even split,
 // 1 + 2 rows, make a Shard(dim) a RaggedShard(dim, {1, 2}): layout_of() says so. Local shapes that
-// no layout describes are an error on every rank. Differentiable.
+// no layout describes are an error on every rank. Differentiable: if the part of any rank requires
+// grad, the DTensor does on all (with `global_sizes` nobody is asked: say the same on all ranks).
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                       std::optional<std::vector<int64_t>> global_sizes = std::nullopt,
                       std::source_location where = std::source_location::current());
 
-// Filled on every rank without communication. `options` give the dtype and requires_grad.
+// Filled on every rank without communication. `options` give the dtype and requires_grad; full()
+// without a dtype has that of the value, as at::full() (Long for 2, Float for 2.0).
 at::Tensor zeros(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,
                  at::TensorOptions options = {});
 at::Tensor ones(at::IntArrayRef sizes, const MeshPtr& mesh, const Placements& placements,

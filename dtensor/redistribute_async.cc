@@ -116,6 +116,10 @@ at::Tensor local_to_keep(const DTensorMeta& meta) {
   return may_go ? meta.local().clone() : meta.local();
 }
 
+at::Tensor part_to_watch(const DTensorMeta& meta) {
+  return meta.part.state() == LocalPart::State::kGatheredOnUse ? at::Tensor() : meta.local();
+}
+
 int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
@@ -131,7 +135,8 @@ struct PendingTensor::State {
         plan(plan_for(*context, meta_of(tensor).spec, target)),
         run(std::in_place, *context, *plan, local_to_keep(meta_of(tensor)), target->sizes),
         provenance(provenance_of(meta_of(tensor))),
-        version(version_of(tensor)),
+        part(part_to_watch(meta_of(tensor))),
+        versions(versions_now()),
         records(c10::GradMode::is_enabled() && tensor.requires_grad()) {
     advance();
   }
@@ -163,7 +168,7 @@ struct PendingTensor::State {
       run->arrived(transfer);
       advance();
     }
-    if (version_of(source) != version) {
+    if (versions_now() != versions || provenance_of(meta_of(source)) != provenance) {
       throw Error(kAsync, absl::FailedPreconditionError(absl::StrCat(
                               meta_of(source).spec->to_string(),
                               " was written while it was being sent; wait for it before")));
@@ -183,6 +188,12 @@ struct PendingTensor::State {
     transfer = CollectiveTransfer();
     run.reset();
     source.reset();
+    part.reset();
+  }
+
+  // Of the handle, and of its memory, which is written past it through to_local() and data().
+  std::pair<int64_t, int64_t> versions_now() const {
+    return {version_of(source), part.defined() ? version_of(part) : 0};
   }
 
   at::Tensor source;  // undefined: it is there
@@ -192,7 +203,8 @@ struct PendingTensor::State {
   const PlanRef plan;
   std::optional<PlanRun> run;
   const uint64_t provenance;
-  const int64_t version;
+  at::Tensor part;  // undefined: it is gathered for each use
+  const std::pair<int64_t, int64_t> versions;
   const bool records;
   bool moving = false;
   CollectiveTransfer transfer;  // under way, if `moving`

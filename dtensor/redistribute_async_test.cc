@@ -3,6 +3,7 @@
 #include "shardweave/dtensor/redistribute_async.h"
 
 #include <algorithm>
+#include <functional>
 #include <future>
 #include <string>
 #include <vector>
@@ -125,15 +126,24 @@ TEST(RedistributeAsyncTest, GradientsFlowBack) {
 
 TEST(RedistributeAsyncTest, WritingMeanwhileIsAnError) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
-    const at::Tensor a = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)});
-    PendingTensor pending = redistribute_async(a, {Replicate()});
-    a.add_(1);
-    try {
-      pending.wait();
-      ADD_FAILURE() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
-      EXPECT_THAT(std::string(error.status().message()), HasSubstr("was written"));
+    const std::function<void(const at::Tensor&)> kWrites[] = {
+        [](const at::Tensor& a) { a.add_(1); },
+        [](const at::Tensor& a) { to_local(a).add_(1); },
+        [](const at::Tensor& a) { a.data().mul_(0.9); },
+        [](const at::Tensor& a) { a.detach().zero_(); },
+        [](const at::Tensor& a) { a.select(1, 2).add_(1); },
+    };
+    for (size_t w = 0; w < std::size(kWrites); ++w) {
+      const at::Tensor a = distribute_tensor(numbers({4, 4}), mesh, Placements{Shard(0)});
+      PendingTensor pending = redistribute_async(a, {Replicate()});
+      kWrites[w](a);
+      try {
+        pending.wait();
+        ADD_FAILURE() << "no error of write " << w;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+        EXPECT_THAT(std::string(error.status().message()), HasSubstr("was written"));
+      }
     }
   });
 }

@@ -97,7 +97,7 @@ void compare_now(const c10::OperatorHandle& op, const std::vector<size_t>& of, M
              "argument '", op.schema().arguments()[of[0]].name(),
              "' is a plain tensor among DTensors, which the strict scope refuses: that it is "
              "the same on all ranks takes communication to find out; distribute it before, "
-             "replicated and without a source, or use it once before the scope"));
+             "replicated and without a source, or call the operator once before the scope"));
   }
   if (auto difference = first_difference(context, sums, cause_of({op, of[0]}))) {
     throw Error(absl::InvalidArgumentError(difference_of({op, of[difference->index]})));
@@ -112,7 +112,6 @@ bool is_number(const at::Tensor& plain) {
   return plain.dim() == 0;
 }
 
-constexpr size_t kMaxMet = 1024;
 constexpr size_t kMaxPlaces = 4096;
 constexpr size_t kMaxRuns = 256;
 
@@ -156,20 +155,9 @@ at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>
   return wrap(grad.detach(), replicated_spec(*context, grad), context);
 }
 
-bool PlainTensors::met(const at::Tensor& plain, uint64_t place) const {
-  return places_.contains(place) ||
-         (plain.has_storage() && met_.contains(plain.storage().unsafeGetStorageImpl()));
-}
-
-void PlainTensors::meet(const at::Tensor& plain, uint64_t place) {
+void PlainTensors::meet_at(uint64_t place) {
   if (places_.size() == kMaxPlaces) places_.clear();
   places_.insert(place);
-  if (!plain.has_storage() || met_.contains(plain.storage().unsafeGetStorageImpl())) return;
-  met_.insert(plain.storage().unsafeGetStorageImpl());
-  order_.emplace_back(plain.storage().unsafeGetStorageImpl(), plain.storage().getWeakStorageImpl());
-  if (order_.size() <= kMaxMet) return;
-  met_.erase(order_.front().first);
-  order_.pop_front();
 }
 
 void PlainTensors::put_off(const Use& use, const at::Tensor& plain) {
@@ -365,7 +353,7 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
   const bool later = in_backward();
   std::vector<uint64_t> sums;  // to be compared now
   std::vector<size_t> of;      // the arguments that these are of
-  std::vector<std::pair<at::Tensor, uint64_t>> first_met;
+  std::vector<uint64_t> new_places;
   std::vector<at::Tensor> becoming;  // DTensors where they stand, for the operator writes to them
   replace_plain(info, args, [&](size_t i, const IValue& value) -> IValue {
     const at::Tensor& plain = value.toTensor();
@@ -373,7 +361,7 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
     SpecRef spec = replicated_spec(*context, plain);
     // Not its shape: ranks that have different ones shall do the same all the same.
     const uint64_t place = absl::HashOf(&op.operator_name(), i, static_cast<int>(spec->dtype));
-    const bool is_known = later || context->plain_tensors.met(plain, place);
+    const bool is_known = later || context->plain_tensors.has_met_at(place);
     if (info.is_out[i]) {
       // What is in it is lost.
     } else if (!is_read_for_comparison(*context, plain)) {
@@ -388,14 +376,14 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
     } else {
       sums.push_back(checksum(plain));
       of.push_back(i);
-      first_met.emplace_back(plain, place);
+      new_places.push_back(place);
     }
     if (!writes(info, i)) return wrap(plain.detach(), std::move(spec), context);
     becoming.push_back(plain);
     return value;
   });
   if (!sums.empty() && context->mesh().size() > 1) compare_now(op, of, *context, sums);
-  for (const auto& [plain, place] : first_met) context->plain_tensors.meet(plain, place);
+  for (const uint64_t place : new_places) context->plain_tensors.meet_at(place);
   for (const at::Tensor& plain : becoming) {
     convert_in_place(plain, plain.detach(), replicated_spec(*context, plain), context);
   }
@@ -411,6 +399,13 @@ std::vector<IValue> taken_as_equal(const c10::OperatorHandle& op, const OpInfo& 
     return wrap(plain.detach(), replicated_spec(*context, plain), context);
   });
   return result;
+}
+
+at::Tensor adopted(const c10::OperatorHandle& op, size_t arg, const at::Tensor& plain,
+                   const std::shared_ptr<MeshContext>& context) {
+  check_can_mix(op, arg, plain);
+  if (is_read_for_comparison(*context, plain)) context->plain_tensors.put_off({op, arg}, plain);
+  return wrap(plain.detach(), replicated_spec(*context, plain), context);
 }
 
 void put_off_numbers(const c10::OperatorHandle& op, const OpInfo& info, MeshContext& context,

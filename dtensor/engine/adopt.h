@@ -3,18 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/types/span.h"
-#include "c10/core/StorageImpl.h"
-#include "c10/util/intrusive_ptr.h"
 #include "shardweave/dtensor/engine/op_info.h"
 #include "shardweave/dtensor/spec.h"
 
@@ -35,13 +31,15 @@ at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>
 
 // What this rank has taken for the same on every rank.
 //
-// A plain tensor among DTensors is compared with the other ranks' at once when its memory is first
-// met, unless the same argument of the same operator took one before: a constant that a
-// model makes in every forward costs no collective in every forward. Later, and in backward always,
+// A plain tensor among DTensors is compared with the other ranks' at once where the same argument of
+// the same operator has not taken one before: a constant that a model makes in every forward costs
+// no collective in every forward. (Not by its memory: of two equal ones a rank may have views of one
+// buffer.) Later, and in backward always,
 // its checksum is put off: one comparison of all that were put off stands before a value leaves the
 // mesh (item(), to_local(), ...). So does that of numbers (0-dimensional tensors), which LibTorch
-// makes at every corner. Whether a rank communicates depends on which tensors it has met, never on
-// what is in them or who has written them: all ranks do the same.
+// makes at every corner. Whether a rank communicates depends on the operators that it has called,
+// never on what is in the tensors, where they lie or who has written them: all ranks do the same.
+// (A rank that alone has used any waits for the others where a value leaves, until its deadline.)
 //
 // A comparison that fails comes after the use: whatever was computed since the last one may differ
 // from rank to rank, and what is computed from that. So it fails for good: from then on no value
@@ -55,8 +53,8 @@ class PlainTensors {
   };
 
   // `place`: what an argument of an operator and a dtype hash to.
-  bool met(const at::Tensor& plain, uint64_t place) const;
-  void meet(const at::Tensor& plain, uint64_t place);
+  bool has_met_at(uint64_t place) const { return places_.contains(place); }
+  void meet_at(uint64_t place);
   void put_off(const Use& use, const at::Tensor& plain);
 
  private:
@@ -74,10 +72,6 @@ class PlainTensors {
     std::vector<Run> runs;
     void add(const Use& use, uint64_t sum);
   };
-  // The memory of the last ones that were met, oldest first; its address is not given out again
-  // meanwhile.
-  std::deque<std::pair<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>>> order_;
-  absl::flat_hash_set<const c10::StorageImpl*> met_;
   absl::flat_hash_set<uint64_t> places_;
   PutOff put_off_;
   std::string failure_;  // of a comparison of what was put off; empty: none has failed
@@ -105,6 +99,12 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
 std::vector<c10::IValue> taken_as_equal(const c10::OperatorHandle& op, const OpInfo& info,
                                         const std::shared_ptr<MeshContext>& context,
                                         absl::Span<const c10::IValue> args);
+
+// Argument `arg` of an operator that is made of others, which asks for the parts of its arguments by
+// itself: a plain one counts as replicated, and its comparison is put off. Throws Error
+// (InvalidArgument) if it requires grad.
+at::Tensor adopted(const c10::OperatorHandle& op, size_t arg, const at::Tensor& plain,
+                   const std::shared_ptr<MeshContext>& context);
 
 // Numbers among the arguments of a call, which adopt_equal() leaves as they are. One that is written
 // and stays plain has left the mesh: settles.

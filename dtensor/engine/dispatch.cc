@@ -425,6 +425,7 @@ class Runner {
       op_.callBoxed(stack_);
     }
     if (writes) {
+      if (info_.changes_shape) take_reshaped();
       finish_written();
       for (const at::Tensor& view : written_views_) {
         written(meta_of(view), op_.operator_name().name);
@@ -442,6 +443,14 @@ class Runner {
 
   uint64_t provenance_of_result(uint64_t place) const {
     return place == 0 ? context_.about : mix(context_.about, place);
+  }
+
+  // What has another shape now: what the operator returns, for its kernel may have copied it.
+  void take_reshaped() {
+    const IValue* const results = stack_->data() + stack_->size() - info_.num_returns;
+    for (Kept& k : kept_) {
+      if (k.written->output >= 0) k.local = results[k.written->output].toTensor();
+    }
   }
 
   // What now stands where the operator writes.
@@ -496,12 +505,7 @@ class Runner {
       }
     }
     if (change.from != nullptr) {
-      // The one that was decided on: another input of this call may have added one.
-      const Remembered* form = find_remembered(meta_of(impl), change.from.get());
-      if (form == nullptr) {
-        fail(op_, absl::StatusCode::kInternal, "what was remembered of an input is gone");
-      }
-      const at::Tensor kept = form->local;
+      const at::Tensor kept = remembered_for(change, impl);
       ++context_.observation.counters.remembered_uses;
       at::Tensor result = moved(change, kept, parameter_of(meta_of(impl)));
       return shared || !result.is_alias_of(kept) ? result : result.clone();
@@ -511,6 +515,33 @@ class Runner {
         moved(change, local, impl == nullptr ? std::string_view() : parameter_of(meta_of(impl)));
     if (shared && is_kept(change.remember)) remember(meta_of(impl), change.target, result);
     return result;
+  }
+
+  // The form that was decided on: another input of this call may have added one.
+  at::Tensor remembered_for(const InputChange& change, c10::TensorImpl* impl) const {
+    for (const auto& [held_for, form] : held_) {
+      if (held_for == &change) return form;
+    }
+    const Remembered* form = find_remembered(meta_of(impl), change.from.get());
+    if (form == nullptr) {
+      fail(op_, absl::StatusCode::kInternal, "what was remembered of an input is gone");
+    }
+    return form->local;
+  }
+
+  // Not many forms are remembered: what one input adds may be the end of another's.
+  void hold_remembered() {
+    auto change = entry_.input_changes.begin();
+    int flat = 0;
+    for_each_tensor(info_, absl::MakeConstSpan(*stack_).subspan(base_),
+                    [&](size_t arg, c10::TensorImpl* impl) {
+                      if (info_.is_out[arg] || change == entry_.input_changes.end()) return;
+                      if (change->input != flat++) return;
+                      if (change->from != nullptr) {
+                        held_.emplace_back(&*change, remembered_for(*change, impl));
+                      }
+                      ++change;
+                    });
   }
 
   bool is_written(const InputChange& change) const {
@@ -555,10 +586,15 @@ class Runner {
       const InputChange& change = entry_.input_changes[next_change_++];
       at::Tensor there =
           changed(change, sharded ? impl : nullptr, sharded ? meta_of(impl).local() : input);
-      if (info_.is_view && sharded && !viewed_.defined()) {
-        const DTensorMeta& base = view_of(input);
-        detour_ = std::make_shared<const Detour>(Detour{
-            there, change.target, base.local(), base.spec, base.detour, base.family->writes});
+      if (!sharded) return there;
+      if (info_.changes_shape) {
+        there = in_memory_order(std::move(there), *change.target);
+        if (meta_of(impl).family != nullptr) begin_detour(meta_of(impl), change, there);
+        return sharing_alias(there);
+      }
+      if (info_.is_view && !viewed_.defined()) {
+        there = in_memory_order(std::move(there), *change.target);
+        begin_detour(view_of(input), change, there);
       }
       return there;
     }
@@ -569,9 +605,18 @@ class Runner {
       if (!info_.changes_shape) return base.local();
     }
     // The operator changes the shape of the handle that it gets: shallow copies share ours.
-    if (!info_.changes_shape) return meta_of(impl).local();
-    at::Tensor alias = meta_of(impl).local().alias();
-    share_version(meta_of(impl).local(), alias);
+    return info_.changes_shape ? sharing_alias(meta_of(impl).local()) : meta_of(impl).local();
+  }
+
+  // Views of `base` are views of what it was brought to for the operator.
+  void begin_detour(const DTensorMeta& base, const InputChange& change, const at::Tensor& there) {
+    detour_ = std::make_shared<const Detour>(
+        Detour{there, change.target, base.local(), base.spec, base.detour, base.family->writes});
+  }
+
+  static at::Tensor sharing_alias(const at::Tensor& local) {
+    at::Tensor alias = local.alias();
+    share_version(local, alias);
     return alias;
   }
 
@@ -584,6 +629,7 @@ class Runner {
   }
 
   void replace_inputs() {
+    if (entry_.input_changes.size() > 1) hold_remembered();
     const ArgKind* const kinds = info_.args.data();
     const bool has_outs = !info_.writes.empty();
     IValue* const args = stack_->data() + base_;
@@ -635,6 +681,7 @@ class Runner {
     for (Kept& k : kept_) {
       DTensorMeta& meta = meta_of(k.handle);
       if (info_.changes_shape) {
+        const at::Tensor before = detour_ != nullptr ? detour_->moved : meta.local();
         meta.spec = k.written->spec;
         // Perhaps not the same: the operator may have worked on a copy that was brought here.
         meta.part = LocalPart(k.local);
@@ -642,7 +689,8 @@ class Runner {
         if (meta.family != nullptr) {
           meta.place = place_of_view(meta, *meta.family, k.written->output);
           // Views and shallow copies go on with what was there before it was moved.
-          if (!entry_.input_changes.empty()) meta.detour = copy_of_its_own(meta.family);
+          if (detour_ != nullptr) meta.detour = detour_;
+          if (!k.local.is_alias_of(before)) meta.detour = copy_of_its_own(meta.family);
         }
         k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),
                                                               array(meta.spec->strides));
@@ -808,6 +856,8 @@ class Runner {
   size_t next_change_ = 0;
   at::Tensor viewed_;                     // the base of the views that are made
   std::shared_ptr<const Detour> detour_;  // of viewed_, or made here
+  // What inputs are remembered as, if several have to be brought.
+  absl::InlinedVector<std::pair<const InputChange*, at::Tensor>, 2> held_;
   // What is written and has views or is one.
   absl::InlinedVector<at::Tensor, 1> written_views_;
 };

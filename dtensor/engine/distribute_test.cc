@@ -188,5 +188,36 @@ TEST(DistributeTest, ARankWithAnotherShape) {
   }
 }
 
+// Without a dtype full() has the value's, as LibTorch's.
+TEST(DistributeTest, FullOfEveryKindOfNumber) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    for (const at::Scalar& value : {at::Scalar(2), at::Scalar(2.5), at::Scalar(true),
+                                    at::Scalar(c10::complex<double>(1, 2))}) {
+      const at::Tensor x = full({3}, value, mesh, Placements{Shard(0)});
+      const at::Tensor want = at::full({3}, value);
+      EXPECT_EQ(x.scalar_type(), want.scalar_type());
+      EXPECT_EQ(to_local(x).scalar_type(), want.scalar_type());
+      EXPECT_TRUE(at::equal(full_tensor(x + x), want + want));
+    }
+    EXPECT_EQ(full({3}, 2, mesh, Placements{Shard(0)}, at::kHalf).scalar_type(), at::kHalf);
+  });
+}
+
+// An expert without tokens makes zeros, which require no gradient.
+TEST(DistributeTest, APartThatAloneRequiresNoGradient) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    const int64_t rank = mesh->coordinate()[0];
+    at::Tensor local = at::ones({rank, 8});
+    if (rank == 2) local.requires_grad_();
+    const at::Tensor x = from_local(local, mesh, {Shard(0)});
+    EXPECT_TRUE(x.requires_grad());
+    at::Tensor w = distribute_tensor(at::ones({8, 6}), mesh, Placements{Shard(0)}).requires_grad_();
+    x.mm(w).sum().backward();
+    EXPECT_TRUE(at::equal(full_tensor(w.grad()), at::full({8, 6}, 3.0f)));
+    EXPECT_EQ(local.grad().defined(), rank == 2);
+    EXPECT_TRUE(rank != 2 || at::equal(local.grad(), at::full({2, 8}, 6.0f)));
+  });
+}
+
 }  // namespace
 }  // namespace shardweave

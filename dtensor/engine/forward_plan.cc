@@ -432,8 +432,8 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
       // Compared with the other ranks' at once where a plain tensor is first met, later with others.
       PlainTensors& plain = context->plain_tensors;
       const uint64_t place = absl::HashOf(std::string_view(value->name), tensor.scalar_type());
-      const bool is_new = !plain.met(tensor, place);
-      plain.meet(tensor, place);
+      const bool is_new = !plain.has_met_at(place);
+      plain.meet_at(place);
       plain.put_off({}, tensor);
       if (is_new) settle_plain_tensors(*context);
       on_mesh = from_local(tensor, mesh, Placements(mesh->mesh().ndim()), tensor.sizes().vec(),

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/rules/common.h"
 
 namespace shardweave::dtensor_internal {
 namespace {
@@ -87,6 +88,39 @@ void check(const OpCall& call, Strategy& s) {
   check_dims(call, s.outputs, call.outputs, "output");
 }
 
+// Rules speak of numbers as such. Whether a Partial may pass as they say depends on its type, too: the
+// operator may cast it, and an average of integers is rounded. What a product of `i` passes computes
+// nothing of it, so that such an average may.
+bool types_allow(const OpCall& call, const Strategy& s, absl::Span<const bool> product_passes) {
+  for (size_t i = 0; i < s.inputs.size(); ++i) {
+    const TensorInfo& input = call.inputs[i];
+    if (!input.defined || !s.inputs[i].is_partial()) continue;
+    const ReduceOp op = s.inputs[i].reduce_op();
+    if (op == ReduceOp::kAvg && c10::isIntegralType(input.dtype, true) && !product_passes[i]) {
+      return false;
+    }
+    for (size_t k = 0; k < s.outputs.size(); ++k) {
+      const TensorInfo& output = call.outputs[k];
+      if (!output.defined || !s.outputs[k].is_partial()) continue;
+      if (!cast_commutes(op, input.dtype, output.dtype)) return false;
+    }
+  }
+  return true;
+}
+
+void leave_out_what_types_forbid(const OpCall& call, std::vector<Strategy>& list) {
+  absl::InlinedVector<bool, 8> product_passes(call.num_inputs(), false);
+  for (const Strategy& s : list) {
+    for (size_t i = 0; i < s.inputs.size(); ++i) {
+      product_passes[i] |= s.inputs[i].is_partial(ReduceOp::kProduct);
+    }
+  }
+  list.erase(
+      std::remove_if(list.begin(), list.end(),
+                     [&](const Strategy& s) { return !types_allow(call, s, product_passes); }),
+      list.end());
+}
+
 // What strategies_of() says, in `strategies`.
 void offer(const OpCall& call, const ShardedRule& rule, Strategies& strategies) {
   strategies.list().clear();
@@ -100,6 +134,7 @@ void offer(const OpCall& call, const ShardedRule& rule, Strategies& strategies) 
     nonsense(call, absl::StrCat("throws: ", error.what()));
   }
   for (Strategy& s : strategies.list()) check(call, s);
+  leave_out_what_types_forbid(call, strategies.list());
   if (!rule.options().chunks_only) add_unusual_shards(call, strategies);
 }
 

@@ -8,8 +8,8 @@
 // Ranks that run the same program have the same numbers, in every process. Each collective carries
 // that of what it moves (CallOptions::fingerprint), so that ranks that have gone apart hear so at
 // once instead of getting sums of different things: one has called item() alone, or multiplied by
-// another number, or drawn from another seed. What one rank alone does with operators that send
-// nothing stays its own affair, for numbers go from arguments to results only.
+// another number, or drawn from another seed. What one rank alone does with operators on
+// DTensors that send nothing stays its own affair, for numbers go from arguments to results only.
 //
 // Costs a multiplication for each argument. Internal to dtensor/.
 #pragma once

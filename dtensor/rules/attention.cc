@@ -58,14 +58,17 @@ void causal_part(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCa
   zeros_if_empty(op, stack, call);
 }
 
-// Calls add(dim) for every dimension that query, key and value have in common.
+// Calls add(dim) for every dimension that query, key and value have in common; also heads of keys that
+// several heads of queries share, as long as every rank has whole ones.
 template <typename F>
 void for_batch_and_heads(const OpCall& call, F add) {
   const Dims& q = call.input("query").sizes;
   const Dims& k = call.input("key").sizes;
   const Dims& v = call.input("value").sizes;
   for (int dim : {kBatch, kHead}) {
-    if (q[dim] == k[dim] && q[dim] == v[dim]) add(dim);
+    const bool shared = dim == kHead && k[dim] > 0 && q[dim] % k[dim] == 0 &&
+                        k[dim] % call.pieces(call.input("key"), dim) == 0;
+    if (k[dim] == v[dim] && (q[dim] == k[dim] || shared)) add(dim);
   }
 }
 

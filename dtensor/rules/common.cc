@@ -7,6 +7,7 @@
 #include "ATen/ops/empty_strided.h"
 #include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/arguments.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/redistribute.h"
@@ -140,19 +141,46 @@ ShardedRule along_dim() {
 
 // --- batches -------------------------------------------------------------------------------------
 
-bool cast_is_linear(at::ScalarType from, at::ScalarType to) {
+bool cast_commutes(ReduceOp op, at::ScalarType from, at::ScalarType to) {
+  from = c10::toRealValueType(from);
+  to = c10::toRealValueType(to);
   if (from == to) return true;
-  if (from == at::kBool || to == at::kBool) return false;
-  // Of 8 bits nothing is summed over ranks.
-  if (c10::isFloatingType(to) && c10::elementSize(to) == 1) return false;
-  if (c10::isComplexType(from)) return c10::isComplexType(to);
-  return !c10::isFloatingType(from) || !c10::isIntegralType(to, /*includeBool=*/true);
+  if (to == at::kBool) return false;  // 1 and -1 are both true, and 0 together
+  const bool to_floating = c10::isFloatingType(to);
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg: {
+      // True and true are one, or two. Small integers wrap around.
+      const bool wraps =
+          c10::isIntegralType(from, /*includeBool=*/true) && c10::elementSize(from) < 4;
+      // Of 8 bits nothing is summed over ranks. Digits after the point may add up.
+      return !wraps && (to_floating ? c10::elementSize(to) > 1 : !c10::isFloatingType(from));
+    }
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return to_floating;  // rounding keeps the order; infinity as an integer does not
+    case ReduceOp::kProduct:
+      return false;
+  }
+  return false;
 }
 
 void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops) {
   for (ReduceOp op : ops) {
     out.add(std::vector<Placement>(call.num_inputs(), Partial(op)), {Partial(op)});
   }
+}
+
+std::vector<Placement> cuts_of_batch(const OpCall& call,
+                                     std::initializer_list<std::string_view> inputs) {
+  std::vector<Placement> cuts = {Shard(0)};
+  for (const std::string_view name : inputs) {
+    const Placement now = call.placement(name);
+    if (now.is_shard(0) && std::find(cuts.begin(), cuts.end(), now) == cuts.end()) {
+      cuts.push_back(now);
+    }
+  }
+  return cuts;
 }
 
 ShardedRule over_batches(Batches batches) {
@@ -196,6 +224,17 @@ BoxedCall::BoxedCall(const c10::OperatorHandle& op, c10::Stack& stack)
 at::Tensor BoxedCall::tensor(std::string_view name) {
   const c10::IValue& value = (*this)[name];
   return value.isTensor() ? value.toTensor() : at::Tensor();
+}
+
+at::Tensor BoxedCall::dtensor(std::string_view name) {
+  at::Tensor given = tensor(name);
+  if (!given.defined() || is_dtensor(given)) return given;
+  for (size_t i = base_; i < stack_.size(); ++i) {
+    if (!stack_[i].isTensor() || !is_dtensor(stack_[i].toTensor())) continue;
+    return adopted(op_, static_cast<size_t>(index(name)), given,
+                   meta_of(stack_[i].toTensor()).context);
+  }
+  return given;
 }
 
 bool BoxedCall::flag(std::string_view name) {

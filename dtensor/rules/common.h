@@ -75,9 +75,9 @@ ShardedRule along_dim();
 // All inputs are Partial together, and so are the results.
 void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceOp> ops);
 
-// Whether a sum may be cast after it or before: rounding to a coarser type apart, yes, unless
-// digits after the point are cut off or a number becomes a truth value.
-bool cast_is_linear(at::ScalarType from, at::ScalarType to);
+// Whether numbers may as well be cast before a reduction as after it, rounding to a coarser type
+// apart. (The engine asks: rules need not. A complex number is cast part by part.)
+bool cast_commutes(ReduceOp op, at::ScalarType from, at::ScalarType to);
 
 // Operators on the last dimensions of their tensors (matrices, images): the dimensions before them
 // are batches, and may be sharded in all tensors alike.
@@ -92,6 +92,11 @@ struct Batches {
   bool linear_in_first = false;
 };
 ShardedRule over_batches(Batches batches);
+
+// How the batch, dimension 0 of these inputs, may be cut by a rule that is chunks_only() for the sake of
+// other dimensions: Shard(0), and as strided or ragged as any of them is.
+std::vector<Placement> cuts_of_batch(const OpCall& call,
+                                     std::initializer_list<std::string_view> inputs);
 
 // --- cost ----------------------------------------------------------------------------------------
 
@@ -110,7 +115,9 @@ class BoxedCall {
   int index(std::string_view name) const { return given().index(name); }
   c10::IValue& operator[](std::string_view name) { return stack_[base_ + index(name)]; }
   at::Tensor tensor(std::string_view name);  // undefined for None
-  bool flag(std::string_view name);          // false if there is no such argument
+  // The same as a DTensor: a plain one among DTensors counts as replicated (engine/adopt.h).
+  at::Tensor dtensor(std::string_view name);
+  bool flag(std::string_view name);  // false if there is no such argument
   // How an argument that is a tensor lies, of a call for which a kernel of a rule runs.
   const Spec& spec(const LocalCall& call, std::string_view name) const;
   // The argument "dim": empty if it is None, or if there is no such argument.

@@ -108,7 +108,9 @@ void convolution_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, cons
 void convolution(const OpCall& call, Strategies& out) {
   const TensorInfo& input = call.input("input");
   const int out_channels = call.bool_arg("transposed") ? 1 : 0;  // of the weight
-  out.add({{"input", Shard(0)}}, {Shard(0)});
+  for (const Placement& batch : cuts_of_batch(call, {"input"})) {
+    out.add({{"input", batch}}, {batch});
+  }
   if (call.int_arg("groups") == 1) {
     out.add({{"weight", Shard(out_channels)}, {"bias", Shard(0)}}, {Shard(1)});
     // A sum over the input's channels; the bias is added once.
@@ -155,7 +157,9 @@ void convolution_backward_of_shard(const c10::OperatorHandle& op, c10::Stack& st
 void convolution_backward(const OpCall& call, Strategies& out) {
   const TensorInfo& input = call.input("input");
   const int out_channels = call.bool_arg("transposed") ? 1 : 0;
-  out.add({{"grad_output", Shard(0)}, {"input", Shard(0)}}, {Shard(0), Partial(), Partial()});
+  for (const Placement& batch : cuts_of_batch(call, {"grad_output", "input"})) {
+    out.add({{"grad_output", batch}, {"input", batch}}, {batch, Partial(), Partial()});
+  }
   if (call.int_arg("groups") == 1) {
     out.add({{"grad_output", Shard(1)}, {"weight", Shard(out_channels)}},
             {Partial(), Shard(out_channels), Shard(0)});

@@ -366,15 +366,7 @@ void constant_pad(const OpCall& call, Strategies& out) {
 // The last input as the first output.
 void copy(const OpCall& call, Strategies& out) {
   pointwise()(call, out);
-  const at::ScalarType from = call.inputs.back().dtype;
-  const at::ScalarType to = call.output().dtype;
-  if (!cast_is_linear(from, to)) return;
-  pass_partials(call, out, kLinearOps);
-  if (from == to) pass_partials(call, out, {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct});
-  // Rounding keeps the order.
-  if (from != to && c10::isFloatingType(to) && !c10::isComplexType(from)) {
-    pass_partials(call, out, {ReduceOp::kMin, ReduceOp::kMax});
-  }
+  pass_partials(call, out, kAllReduceOps);
 }
 
 // What is there already does not matter: a Partial that is overwritten need not be reduced.

@@ -540,5 +540,78 @@ TEST(IndexingRulesTest, WhatNeedsNoCommunication) {
   });
 }
 
+// A number under a mask, LibTorch's `x[mask] = v`: where the elements are.
+TEST(IndexingRulesTest, NumbersUnderMasksStayWhereTheyAre) {
+  on_mesh({{"x", 2}, {"y", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = at::arange(5 * 4 * 3, at::kDouble).view({5, 4, 3});
+    for (const Placements& placements :
+         {Placements{Shard(0), Replicate()}, Placements{Shard(0), Shard(1)},
+          Placements{Replicate(), Shard(2)}, Placements{Shard(1), Shard(1)}}) {
+      const Tensor rows = whole.select(2, 0).remainder(5).eq(1);
+      const Tensor all = whole.remainder(7).eq(1);
+      for (const Tensor& mask : {rows, all}) {
+        Placements of_mask = placements;
+        for (Placement& p : of_mask) {
+          if (p.is_shard() && p.dim() >= mask.dim()) p = Replicate();
+        }
+        const Tensor dmask = distribute_tensor(mask, mesh, of_mask);
+        Tensor x = whole.clone(), y = distribute_tensor(whole, mesh, placements);
+        const CommTrace trace(mesh);
+        y.index_put_({dmask}, at::full({}, -1.0, at::kDouble));
+        const Tensor z = y.index_put({dmask.logical_not()}, at::full({1}, 2.0, at::kDouble));
+        EXPECT_LE(trace.events().size(), 1u);  // the plain value's comparison
+        x.index_put_({mask}, at::full({}, -1.0, at::kDouble));
+        EXPECT_EQ(layout_of(y).placements(), placements);
+        EXPECT_TRUE(at::equal(full_tensor(y), x));
+        EXPECT_TRUE(at::equal(full_tensor(z),
+                              x.index_put({mask.logical_not()}, at::full({1}, 2.0, at::kDouble))));
+      }
+    }
+    // Gradients of both.
+    at::Tensor leaf = whole.clone().requires_grad_(),
+               v = at::ones({}, at::kDouble).requires_grad_();
+    at::Tensor dleaf =
+        distribute_tensor(whole, mesh, Placements{Shard(0), Shard(1)}).requires_grad_();
+    at::Tensor dv = distribute_tensor(v.detach(), mesh, Placements(2)).requires_grad_();
+    const Tensor mask = whole.remainder(7).eq(1);
+    const Tensor dmask = distribute_tensor(mask, mesh, Placements{Shard(0), Shard(1)});
+    leaf.index_put({mask}, v).pow(2).sum().backward();
+    dleaf.index_put({dmask}, dv).pow(2).sum().backward();
+    EXPECT_TRUE(at::equal(full_tensor(dleaf.grad()), leaf.grad()));
+    EXPECT_TRUE(at::equal(full_tensor(dv.grad()), v.grad()));
+  });
+}
+
+// Frames of sound: as_strided of each row for itself.
+TEST(DataMovementRulesTest, FramesOfRowsStayWhereTheBatchIs) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    const Tensor sound = at::arange(7 * 400, at::kDouble).view({7, 400}).mul(0.7).sin();
+    const Tensor x = distribute_tensor(sound, mesh, Placements{Shard(0)});
+    const auto spectrum = [](const Tensor& t) {
+      return at::stft(t, 64, 16, 64, {}, /*normalized=*/false, /*onesided=*/true,
+                      /*return_complex=*/true)
+          .abs();
+    };
+    const CommTrace trace(mesh);
+    const Tensor of_x = spectrum(x);
+    EXPECT_EQ(layout_of(of_x)[0], Shard(0));
+    EXPECT_EQ(trace.events().size(), 0u);
+    EXPECT_TRUE(at::allclose(full_tensor(of_x), spectrum(sound)));
+    EXPECT_TRUE(at::equal(full_tensor(x.as_strided({7, 3, 5}, {400, 50, 2}, 7)),
+                          sound.as_strided({7, 3, 5}, {400, 50, 2}, 7)));
+    // What reaches into the next row, or skips rows, needs them all.
+    EXPECT_TRUE(at::equal(full_tensor(x.as_strided({6, 500}, {400, 1})),
+                          sound.as_strided({6, 500}, {400, 1})));
+    EXPECT_TRUE(at::equal(full_tensor(x.as_strided({7, 300}, {200, 2})),
+                          sound.as_strided({7, 300}, {200, 2})));
+    EXPECT_TRUE(at::equal(full_tensor(x.t().as_strided({400, 4}, {1, 400})),
+                          sound.t().as_strided({400, 4}, {1, 400})));
+    // A view: what is written is written in both.
+    x.as_strided({7, 3}, {400, 2}, 1).zero_();
+    sound.as_strided({7, 3}, {400, 2}, 1).zero_();
+    EXPECT_TRUE(at::equal(full_tensor(x), sound));
+  });
+}
+
 }  // namespace
 }  // namespace shardweave

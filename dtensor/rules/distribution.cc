@@ -7,6 +7,7 @@
 #include <numbers>
 #include <vector>
 
+#include "ATen/ExpandUtils.h"
 #include "ATen/OpMathType.h"
 #include "ATen/ops/cumsum.h"
 #include "ATen/ops/empty.h"
@@ -221,11 +222,13 @@ void poisson_each(const c10::OperatorHandle& op, c10::Stack& stack) {
 void binomial_each(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
   refuse_generator(op, call);
-  const at::Tensor count = call.tensor("count");
-  const at::Tensor p = call.tensor("prob");
-  call.finish({draw_each(count, p, [](ElementNumbers& numbers, double n, double probability) {
-    return binomial(numbers, n, probability);
-  })});
+  const at::Tensor count = call.dtensor("count");
+  const at::Tensor p = call.dtensor("prob");
+  const std::vector<int64_t> sizes = at::infer_size(count.sizes(), p.sizes());
+  call.finish(
+      {draw_each(count.expand(sizes), p, [](ElementNumbers& numbers, double n, double probability) {
+        return binomial(numbers, n, probability);
+      })});
 }
 
 // The least normal number above 0.

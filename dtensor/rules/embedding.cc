@@ -53,6 +53,17 @@ void embedding_of_rows(const c10::OperatorHandle& op, c10::Stack& stack, const L
   boxed.finish({std::move(result)});
 }
 
+// How many indices the ranks along call.mesh_dim have together.
+int64_t looked_up_here(const OpCall& call) {
+  const TensorInfo& indices = call.input("indices");
+  int64_t count = indices.numel();
+  for (int m = 0; indices.spec != nullptr && m < indices.spec->layout.mesh_ndim(); ++m) {
+    if (m == call.mesh_dim || !indices.spec->layout[m].is_shard()) continue;
+    count /= indices.spec->context->mesh().size(m);
+  }
+  return count;
+}
+
 void embedding(const OpCall& call, Strategies& out) {
   const int index_dims = call.input("indices").ndim();
   for (int d = 0; d < index_dims; ++d) out.add({{"indices", Shard(d)}}, {Shard(d)});
@@ -61,7 +72,7 @@ void embedding(const OpCall& call, Strategies& out) {
   constexpr int64_t kFewRows = 64;
   const TensorInfo& weight = call.input("weight");
   const int64_t rows = weight.ndim() == 0 ? 0 : weight.sizes[0];
-  if (rows * kFewRows > call.input("indices").numel()) {
+  if (rows * kFewRows > looked_up_here(call)) {
     out.add({{"weight", Shard(0)}}, {Partial()}, embedding_of_rows);
   }
   out.add_linear({{"weight"}});

@@ -282,6 +282,29 @@ bool has_masks(const Arguments& args) {
   return false;
 }
 
+// self[mask] = number
+bool fills_under_mask(const Arguments& args) {
+  const auto& indices = args["indices"].toListRef();
+  if (indices.size() != 1 || !indices[0].isTensor() || args["accumulate"].toBool()) return false;
+  const at::Tensor& self = args.tensor("self");
+  const at::Tensor& mask = indices[0].toTensor();
+  const at::Tensor& value = args.tensor("values");
+  return mask.scalar_type() == at::kBool && value.numel() == 1 &&
+         value.scalar_type() == self.scalar_type() && mask.dim() <= self.dim() &&
+         mask.sizes() == self.sizes().slice(0, mask.dim());
+}
+
+// The mask is needed where the elements are, and nowhere else.
+void fill_under_mask(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  at::Tensor mask = call["indices"].toListRef()[0].toTensor();
+  while (mask.dim() < self.dim()) mask = mask.unsqueeze(-1);
+  const at::Tensor value = call.tensor("values").reshape({});
+  const bool in_place = op.operator_name().name.ends_with("_");
+  call.finish({in_place ? self.masked_fill_(mask, value) : self.masked_fill(mask, value)});
+}
+
 // They become the positions that they select.
 void index_by_masks(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
@@ -341,8 +364,9 @@ void add_indexing_rules(RuleTable& table) {
 
   table.add({"aten::index", "aten::_unsafe_index"},
             sharded(index).when(has_masks, composed(index_by_masks)));
-  table.add({"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"},
-            sharded(index_put).shapes(like_input));
+  table.add(
+      {"aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put"},
+      sharded(index_put).shapes(like_input).when(fills_under_mask, composed(fill_under_mask)));
   table.add("aten::masked_scatter", replicated().shapes(masked_scatter_shape));
 
   table.add("aten::bucketize.Tensor", sharded(against_all).shapes(positions_shape));

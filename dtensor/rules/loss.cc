@@ -51,11 +51,13 @@ void mean_loss_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const 
   boxed.finish({at::sum(elements, at::toOpMathType(dtype)).div_(count).to(dtype)});
 }
 
-// The gradient of the sum, with the count in the incoming gradient.
+// The gradient of the sum, with the count in the incoming gradient. (LibTorch's is of the elements of
+// self, also where that is repeated, which it warns about.)
 void mean_loss_backward_of_shard(const c10::OperatorHandle& op, c10::Stack& stack,
                                  const LocalCall& call) {
   BoxedCall boxed(op, stack);
-  boxed["grad_output"] = boxed.tensor("grad_output").div(global_count(call.inputs));
+  const auto count = static_cast<double>(boxed.spec(call, "self").numel());
+  boxed["grad_output"] = boxed.tensor("grad_output").div(count);
   boxed["reduction"] = static_cast<int64_t>(at::Reduction::Sum);
   boxed.run();
 }
@@ -100,6 +102,12 @@ void elementwise_loss_shape(OpCall& call) {
   call.outputs.push_back(call.int_arg("reduction") == at::Reduction::None
                              ? broadcast_info(call, {"self", "target"})
                              : contiguous_info({}, call.input("self").dtype));
+}
+
+// Of the shape that self and target broadcast to; autograd sums it where self was repeated.
+void broadcast_gradient(OpCall& call) {
+  const TensorInfo shape = broadcast_info(call, {"self", "target"});
+  call.outputs.push_back(contiguous_info(shape.sizes, call.input("self").dtype));
 }
 
 void dense_gradient(OpCall& call) {
@@ -257,7 +265,7 @@ void add_loss_rules(RuleTable& table) {
       ShardedRule(loss).shapes(elementwise_loss_shape));
   table.add(
       {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"},
-      ShardedRule(gradient).shapes(contiguous_like_input));
+      ShardedRule(gradient).shapes(broadcast_gradient));
   table.add({"aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"},
             ShardedRule(gradient).shapes(dense_gradient));
 

@@ -142,7 +142,9 @@ void group_norm_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const
 
 // The output, mean and 1/deviation.
 void group_norm(const OpCall& call, Strategies& out) {
-  out.add({{"input", Shard(0)}}, {Shard(0)}, group_norm_of_shard);
+  for (const Placement& batch : cuts_of_batch(call, {"input"})) {
+    out.add({{"input", batch}}, {batch}, group_norm_of_shard);
+  }
   if (!groups_divide(call)) return;
   out.add({{"input", Shard(1)}, {"weight", Shard(0)}, {"bias", Shard(0)}}, {Shard(1)},
           group_norm_of_shard);
@@ -157,8 +159,10 @@ void group_norm_shapes(OpCall& call) {
 
 // Gradients of input, weight and bias.
 void group_norm_backward(const OpCall& call, Strategies& out) {
-  out.add({{"grad_out", Shard(0)}, {"input", Shard(0)}, {"mean", Shard(0)}, {"rstd", Shard(0)}},
-          {Shard(0), Partial(), Partial()}, group_norm_of_shard);
+  for (const Placement& batch : cuts_of_batch(call, {"grad_out", "input"})) {
+    out.add({{"grad_out", batch}, {"input", batch}, {"mean", batch}, {"rstd", batch}},
+            {batch, Partial(), Partial()}, group_norm_of_shard);
+  }
   if (!groups_divide(call)) return;
   out.add({{"grad_out", Shard(1)},
            {"input", Shard(1)},
@@ -382,7 +386,7 @@ at::ScalarType saved_dtype(const at::Tensor& input, const at::Tensor& weight) {
 
 void batch_norm_training(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
-  const at::Tensor input = with_values(op, call.tensor("input"), "input");
+  const at::Tensor input = with_values(op, call.dtensor("input"), "input");
   const at::Tensor weight = with_channels(op, call.tensor("weight"), input, "weight");
   const at::Tensor bias = with_channels(op, call.tensor("bias"), input, "bias");
   const bool has_statistics = call.has("running_mean");
@@ -411,7 +415,7 @@ void batch_norm_training(const c10::OperatorHandle& op, c10::Stack& stack) {
 
 void batch_norm_training_backward(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
-  const at::Tensor input = with_values(op, call.tensor("input"), "input");
+  const at::Tensor input = with_values(op, call.dtensor("input"), "input");
   const at::Tensor weight = with_channels(op, call.tensor("weight"), input, "weight");
   const auto mask = call["output_mask"].toBoolList();
   const at::ScalarType dtype = at::toOpMathType(input.scalar_type());
@@ -457,6 +461,28 @@ bool is_not_the_last_dims(const Arguments& args) {
   return false;
 }
 
+// cuDNN's forms, which LibTorch takes for images on GPUs: more arguments, the same numbers.
+void cudnn_batch_norm(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor input = call.dtensor("input");
+  const auto [output, mean, invstd] = at::native_batch_norm(
+      input, call.tensor("weight"), given(call.tensor("bias")), given(call.tensor("running_mean")),
+      given(call.tensor("running_var")), call.flag("training"),
+      call["exponential_average_factor"].toDouble(), call["epsilon"].toDouble());
+  const at::Tensor nothing_reserved = input.new_empty({0}, at::TensorOptions(at::kByte));
+  call.finish({output, mean, invstd, nothing_reserved});
+}
+
+void cudnn_batch_norm_backward(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const auto [input, weight, bias] = at::native_batch_norm_backward(
+      call.tensor("grad_output"), call.dtensor("input"), call.tensor("weight"),
+      given(call.tensor("running_mean")), given(call.tensor("running_var")),
+      given(call.tensor("save_mean")), given(call.tensor("save_var")), /*train=*/true,
+      call["epsilon"].toDouble(), {true, true, true});
+  call.finish({input, weight, bias});
+}
+
 }  // namespace
 
 void add_norm_rules(RuleTable& table) {
@@ -477,6 +503,8 @@ void add_norm_rules(RuleTable& table) {
             sharded(batch_norm_backward)
                 .shapes(batch_norm_backward_shapes)
                 .when(is_training_backward, composed(batch_norm_training_backward)));
+  table.add("aten::cudnn_batch_norm", composed(cudnn_batch_norm));
+  table.add("aten::cudnn_batch_norm_backward", composed(cudnn_batch_norm_backward));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -213,6 +213,82 @@ TEST(NormRulesTest, BatchNormSendsItsStatisticsOnce) {
   }
 }
 
+// What LibTorch calls for images on GPUs.
+TEST(NormRulesTest, BatchNormInCudnnsForm) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    for (const Placements& placements :
+         {Placements{Shard(0), Replicate()}, Placements{Shard(0), Shard(1)}}) {
+      const at::Tensor image = at::arange(5 * 4 * 6, at::kDouble).view({5, 4, 6}).sin();
+      at::Tensor x = image.clone().requires_grad_();
+      at::Tensor dx = distribute_tensor(image, mesh, placements).requires_grad_();
+      at::Tensor w = at::arange(1.0, 5.0, at::kDouble).requires_grad_();
+      at::Tensor b = at::arange(4, at::kDouble).requires_grad_();
+      const auto whole = [&](const at::Tensor& t) {
+        return distribute_tensor(t.detach(), mesh, Placements(2));
+      };
+      at::Tensor dw = whole(w).requires_grad_(), db = whole(b).requires_grad_();
+      const at::Tensor mean = at::zeros({4}, at::kDouble), var = at::ones({4}, at::kDouble);
+      // Cut as plans that say "everything" cut them.
+      const at::Tensor dmean = distribute_tensor(mean, mesh, Placements{Shard(0), Replicate()});
+      const at::Tensor dvar = distribute_tensor(var, mesh, Placements{Shard(0), Replicate()});
+      const at::Tensor y = std::get<0>(at::native_batch_norm(x, w, b, mean, var, true, 0.1, 1e-5));
+      const at::Tensor dy =
+          std::get<0>(at::cudnn_batch_norm(dx, dw, db, dmean, dvar, true, 0.1, 1e-5));
+      EXPECT_EQ(layout_of(dy).placements(), placements);
+      EXPECT_TRUE(at::allclose(full_tensor(dy), y));
+      EXPECT_TRUE(at::allclose(full_tensor(dmean), mean));
+      EXPECT_TRUE(at::allclose(full_tensor(dvar), var));
+      y.backward(image.cos());
+      dy.backward(distribute_tensor(image.cos(), mesh, placements));
+      EXPECT_TRUE(at::allclose(full_tensor(dx.grad()), x.grad()));
+      EXPECT_TRUE(at::allclose(full_tensor(dw.grad()), w.grad()));
+      EXPECT_TRUE(at::allclose(full_tensor(db.grad()), b.grad()));
+    }
+  });
+}
+
+// A plain batch beside distributed weights, as every other operator takes it.
+TEST(NormRulesTest, BatchNormOfAPlainBatch) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = at::arange(5 * 4, at::kDouble).view({5, 4}).sin();
+    const at::Tensor w = at::arange(1.0, 5.0, at::kDouble);
+    const at::Tensor dw = distribute_tensor(w, mesh, Placements{Shard(0)}).requires_grad_();
+    const at::Tensor y = at::batch_norm(x, w, {}, {}, {}, true, 0.1, 1e-5, false);
+    const at::Tensor dy = at::batch_norm(x, dw, {}, {}, {}, true, 0.1, 1e-5, false);
+    EXPECT_TRUE(at::allclose(full_tensor(dy), y));
+    dy.sum().backward();
+    EXPECT_TRUE(dw.grad().defined());
+  });
+}
+
+// Frames of a video in a net of images: batches that are strided or ragged stay so.
+TEST(NormRulesTest, ImagesOfBatchesThatAreCutOtherwise) {
+  for (const Placement& batch : {Placement(StridedShard(0, 2)), RaggedShard(0, {3, 0, 5})}) {
+    on_mesh({{"x", 3}}, [&](const MeshPtr& mesh) {
+      const auto whole = [&](const at::Tensor& t) {
+        return distribute_tensor(t, mesh, Placements{Replicate()});
+      };
+      const at::Tensor image = at::arange(8 * 4 * 25, at::kDouble).view({8, 4, 5, 5}).sin();
+      const at::Tensor filter = at::arange(4 * 4 * 9, at::kDouble).view({4, 4, 3, 3}).cos();
+      at::Tensor x = image.clone().requires_grad_();
+      at::Tensor f = filter.clone().requires_grad_();
+      at::Tensor dx = redistribute(whole(image), {batch}).detach().requires_grad_();
+      at::Tensor df = whole(filter).requires_grad_();
+      const at::Tensor y = at::group_norm(at::conv2d(x, f), 2);
+      const CommTrace trace(mesh);
+      const at::Tensor dy = at::group_norm(at::conv2d(dx, df), 2);
+      EXPECT_EQ(layout_of(dy)[0], batch);
+      EXPECT_EQ(trace.events().size(), 0u);
+      EXPECT_TRUE(at::allclose(full_tensor(dy), y));
+      y.pow(3).sum().backward();
+      dy.pow(3).sum().backward();
+      EXPECT_EQ(layout_of(dx.grad())[0], batch);
+      EXPECT_TRUE(at::allclose(full_tensor(dx.grad()), x.grad()));
+      EXPECT_TRUE(at::allclose(full_tensor(df.grad()), f.grad()));
+    });
+  }
+}
+
 TEST(LossRulesTest, NegativeLogLikelihood) {
   std::vector<OpCase> cases;
   for (int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
@@ -284,6 +360,12 @@ TEST(LossRulesTest, ElementwiseLosses) {
       [](const Tensors& x, int64_t r) { return at::mse_loss(x[0], x[1], r); });
   add("mse_loss of a transposed", {in({7, 5}).transposed(), in({7, 5}).transposed()},
       [](const Tensors& x, int64_t r) { return at::mse_loss(x[0], x[1], r); });
+  add("mse_loss of a column", {in({7, 1}), in({7, 5})},
+      [](const Tensors& x, int64_t r) { return at::mse_loss(x[0], x[1], r); });
+  add("smooth_l1_loss of a row", {in({7, 5}), in({5})},
+      [](const Tensors& x, int64_t r) { return at::smooth_l1_loss(x[0], x[1], r, 0.7); });
+  add("huber_loss of a column", {in({7, 1}), in({7, 5})},
+      [](const Tensors& x, int64_t r) { return at::huber_loss(x[0], x[1], r, 0.7); });
   add("l1_loss", {in({7, 5}), in({7, 5})},
       [](const Tensors& x, int64_t r) { return at::l1_loss(x[0], x[1], r); });
   add("smooth_l1_loss", {in({7, 5}), in({7, 5})},

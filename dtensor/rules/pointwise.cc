@@ -31,10 +31,12 @@ ShardedRule linear_in(std::vector<std::vector<std::string_view>> sets) {
 // A function that never falls (rises) keeps (exchanges) minima and maxima.
 enum class Monotone { kRising, kFalling };
 
-// Of one operand.
+// Of one operand. (Of integers none falls: the largest that -x could be of the smallest is not there.)
 ShardedRule monotone(Monotone m, Linearity linearity = Linearity::kNone) {
   return sharded([m, elementwise = pointwise(linearity)](const OpCall& call, Strategies& out) {
     elementwise(call, out);
+    const bool falls = m == Monotone::kFalling;
+    if (falls && c10::isIntegralType(call.output().dtype, /*includeBool=*/true)) return;
     const ReduceOp min = m == Monotone::kRising ? ReduceOp::kMin : ReduceOp::kMax;
     const ReduceOp max = m == Monotone::kRising ? ReduceOp::kMax : ReduceOp::kMin;
     out.add({Partial(ReduceOp::kMin)}, {Partial(min)});
@@ -63,18 +65,12 @@ void rising_in_both(const OpCall& call, Strategies& out) {
   }
 }
 
-// self + alpha * other, self - alpha * other: rising in self, whatever alpha is.
-void add_or_sub(const OpCall& call, Strategies& out) {
-  pointwise(Linearity::kAdditive)(call, out);
-  for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
-    out.add({{"self", Partial(op)}}, {Partial(op)});
-  }
-}
-
-// self + number, self - number: added once to a mean, a minimum or a maximum, not to every summand.
+// self + number, self - number: added once to a mean, not to every summand. (A sum keeps the order as
+// well. But the minimum of a rank that has no elements is infinity, or the largest integer, which does
+// not keep its place when something is added.)
 void add_number(const OpCall& call, Strategies& out) {
   pointwise()(call, out);
-  pass_partials(call, out, {ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax});
+  pass_partials(call, out, {ReduceOp::kAvg});
 }
 
 // where(condition, self, other): with the same condition on all ranks every reduction commutes.
@@ -298,7 +294,7 @@ void add_pointwise_rules(RuleTable& table) {
   table.add({"aten::deg2rad", "aten::rad2deg"}, monotone(Monotone::kRising, Linearity::kAdditive));
   table.add({"aten::conj_physical", "aten::_conj_physical"},
             pointwise(Linearity::kAdditive).shapes(like_input));
-  table.add({"aten::add", "aten::sub"}, sharded(add_or_sub));
+  table.add({"aten::add", "aten::sub"}, pointwise(Linearity::kAdditive));
   table.add("aten::rsub", pointwise(Linearity::kAdditive).shapes(broadcast));
   // A number is added once, not once per rank.
   table.add({"aten::add.Scalar", "aten::sub.Scalar"}, sharded(add_number));

@@ -1,4 +1,6 @@
 // Elementwise operators on shards against one device.
+#include <cmath>
+
 #include "ATen/ATen.h"
 #include "c10/core/DefaultDtype.h"
 #include "gtest/gtest.h"
@@ -419,12 +421,10 @@ TEST(PointwiseRulesTest, PartialsPassWhatIsLinear) {
     const double rank = static_cast<double>(mesh->coordinate()[0]);
     const Tensor up = from_local(at::full({4, 3}, rank), mesh, {Partial(ReduceOp::kMax)});
     const Tensor down = from_local(at::full({4, 3}, -rank), mesh, {Partial(ReduceOp::kMax)});
-    // With a number it stays.
+    // A rank that had nothing may hold infinity, to which nothing is added before it is reduced.
     const Tensor one = shardweave::ones({}, mesh, {Replicate()}, at::kFloat);
-    EXPECT_TRUE(layout_of(up + one)[0].is_partial(ReduceOp::kMax));
+    EXPECT_TRUE(layout_of(up + one)[0].is_replicate());
     EXPECT_TRUE(at::equal(full_tensor(up + one), at::full({4, 3}, 3.0)));
-    // Only one of the two could stay: the largest sum is not the sum of the largest. Each would owe a
-    // reduction as it is, so both are reduced.
     EXPECT_TRUE(layout_of(up + down)[0].is_replicate());
     EXPECT_TRUE(at::equal(full_tensor(up + down), at::full({4, 3}, 2.0)));
   });
@@ -462,6 +462,69 @@ TEST(PointwiseRulesTest, WhereOfAConditionAlone) {
     const std::vector<Tensor> got = at::where(distribute_tensor(whole, mesh, Placements{Shard(0)}));
     ASSERT_EQ(got.size(), want.size());
     for (size_t d = 0; d < want.size(); ++d) EXPECT_TRUE(at::equal(full_tensor(got[d]), want[d]));
+  });
+}
+
+// The extremes of a rank that has no elements are infinite, or the largest integers: nothing is added to
+// them, and no sign is changed, before the others' are known.
+TEST(PointwiseRulesTest, ExtremesWhereARankHasNothing) {
+  on_mesh({{"x", 4}}, [](const MeshPtr& mesh) {
+    for (const at::ScalarType dtype : {at::kLong, at::kInt, at::kByte, at::kDouble}) {
+      const Tensor whole = at::tensor({5, 7, 9}, dtype);
+      const Tensor x = distribute_tensor(whole, mesh, Placements{Shard(0)});
+      const auto expect = [&](const Tensor& got, const Tensor& want) {
+        EXPECT_TRUE(at::equal(full_tensor(got), want)) << full_tensor(got) << want << dtype;
+      };
+      expect(x.max() - 1, whole.max() - 1);
+      expect(x.min() + 1, whole.min() + 1);
+      expect(x.max() - x.min(), whole.max() - whole.min());
+      expect(x.max().neg(), whole.max().neg());
+      expect(x.min().neg(), whole.min().neg());
+    }
+    const Tensor x = distribute_tensor(at::tensor({5.0, 7.0, 9.0}), mesh, Placements{Shard(0)});
+    const Tensor none = distribute_tensor(at::tensor(-INFINITY), mesh, Placements{Replicate()});
+    EXPECT_EQ(full_tensor(x.max() - none).item<double>(), INFINITY);
+  });
+}
+
+// A sum of truth values is true if any is, and no count: it is reduced before it becomes a number.
+TEST(PointwiseRulesTest, PartialTruthValues) {
+  on_mesh({{"x", 4}}, [](const MeshPtr& mesh) {
+    const Tensor ids = distribute_tensor(at::zeros({16}, at::kLong), mesh, Placements{Shard(0)});
+    const Tensor none = zeros({8}, mesh, {Replicate()}, at::kBool);
+    const Tensor used = at::scatter_add(none, 0, ids, at::ones_like(ids, at::kBool));
+    ASSERT_EQ(layout_of(used)[0], Partial());
+    const Tensor want = at::arange(8).eq(0);
+    const Tensor weights = at::arange(8, at::kFloat);
+    const Tensor w = distribute_tensor(weights, mesh, Placements{Replicate()});
+    EXPECT_TRUE(at::equal(full_tensor(used), want));
+    EXPECT_TRUE(at::equal(full_tensor(used * 0.5), want * 0.5));
+    EXPECT_TRUE(at::equal(full_tensor(used + w), want + weights));
+    EXPECT_TRUE(at::equal(full_tensor(used.mul(3)), want.mul(3)));
+    EXPECT_TRUE(at::equal(full_tensor(used.div(2)), want.div(2)));
+    EXPECT_TRUE(at::equal(full_tensor(at::stack({used.to(at::kFloat), w})),
+                          at::stack({want.to(at::kFloat), weights})));
+    EXPECT_TRUE(at::equal(full_tensor(at::cat({used, w})), at::cat({want, weights})));
+    EXPECT_TRUE(at::equal(full_tensor(at::where(w.gt(2), used, w)),
+                          at::where(weights.gt(2), want, weights)));
+    const auto again = [&] { return at::scatter_add(none, 0, ids, at::ones_like(ids, at::kBool)); };
+    const Tensor either = at::where(w.gt(2), again(), again());
+    EXPECT_EQ(layout_of(either)[0], Partial());
+    EXPECT_TRUE(at::equal(full_tensor(either), want));
+  });
+}
+
+// An average of integers is rounded: before anything is made of it.
+TEST(PointwiseRulesTest, PartialAveragesOfIntegers) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor one = at::full({1}, mesh->coordinate()[0] + 1, at::kLong);
+    const Tensor n = from_local(one, mesh, {Partial(ReduceOp::kAvg)});
+    EXPECT_EQ(full_tensor(n).item<int64_t>(), 1);
+    EXPECT_EQ(full_tensor(n * 2).item<int64_t>(), 2);
+    EXPECT_EQ(full_tensor(n.to(at::kDouble)).item<double>(), 1.0);
+    const Tensor other = from_local(one, mesh, {Partial(ReduceOp::kAvg)}).view({1, 1});
+    EXPECT_TRUE(layout_of(other).has_partial());
+    EXPECT_EQ(full_tensor(other).item<int64_t>(), 1);
   });
 }
 

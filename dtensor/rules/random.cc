@@ -226,12 +226,8 @@ void bernoulli_(const c10::OperatorHandle& op, c10::Stack& stack) {
     if (placement.is_partial()) placement = Replicate();
   }
   const Layout layout = value_or_throw(Layout::create(placements, draw.spec().layout.order()));
-  at::Tensor each = p.toTensor();
-  if (is_dtensor(each)) {
-    each = meta_of(redistribute(each.expand_as(draw.self()), layout)).local();
-  } else {
-    each = each.expand(draw.local().sizes());  // a plain scalar
-  }
+  at::Tensor each =
+      meta_of(redistribute(draw.call().dtensor("p").expand_as(draw.self()), layout)).local();
   each = each.to(at::TensorOptions(at::kDouble).device(at::kCPU)).contiguous();
   draw.finish(RandomDraw::bernoulli_each(draw.dtype(), each.const_data_ptr<double>()));
 }

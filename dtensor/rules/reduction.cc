@@ -7,11 +7,18 @@
 
 #include "ATen/OpMathType.h"
 #include "ATen/ops/full.h"
+#include "ATen/ops/max.h"
+#include "ATen/ops/min.h"
 #include "ATen/ops/real.h"
 #include "ATen/ops/squeeze.h"
 #include "ATen/ops/sum.h"
+#include "ATen/ops/where.h"
 #include "c10/core/DefaultDtype.h"
+#include "c10/core/GradMode.h"
+#include "c10/core/WrapDimMinimal.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
@@ -40,7 +47,6 @@ void add_reduction_strategies(const Reduction& r, const OpCall& call, Strategies
       out.add({Shard(d)}, {Shard(dims.in_output(d, call.output().ndim()))});
     }
   }
-  if (!cast_is_linear(call.input("self").dtype, call.output().dtype)) return;
   for (ReduceOp op : r.commutes_with) out.add({Partial(op)}, {Partial(op)});
 }
 
@@ -210,6 +216,73 @@ bool reduces_sharded(const Arguments& args) {
   return false;
 }
 
+// Of lines that are cut, each by itself. (Backward puts a gradient where the largest was: it goes with the
+// lines, which had better be whole.)
+bool finds_in_cut_lines(const Arguments& args) {
+  const at::Tensor& self = args.tensor("self");
+  return args["dim"].isInt() && reduces_sharded(args) && !layout_of(self).has_partial() &&
+         self.numel() > 0 && !(c10::GradMode::is_enabled() && self.requires_grad());
+}
+
+// Where, along `dim`, the elements are that this rank has at `local`.
+at::Tensor global_positions(const at::Tensor& local, const Spec& spec, int dim) {
+  const MeshContext& context = *spec.context;
+  at::Tensor result = local;
+  int64_t offset = 0;
+  for (const Interval& held : local_intervals(spec.layout, context.mesh().shape(),
+                                              context.coordinate(), spec.sizes, dim)) {
+    result = at::where(local.ge(offset), local.add(held.begin - offset), result);
+    offset += held.size();
+  }
+  return result;
+}
+
+// The largest, or the least, and the first place where it is: each rank's own first, so that two
+// numbers for each line are sent, and not the line.
+template <ReduceOp kExtreme, bool kWithValues>
+void extreme_and_place(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  const auto dim = static_cast<int>(c10::maybe_wrap_dim(call["dim"].toInt(), self.dim()));
+  const Spec& spec = *meta_of(self).spec;
+  const at::Tensor& part = meta_of(self).local();
+  Dims sizes = spec.sizes;
+  sizes[dim] = 1;
+  const auto over_ranks = [&](at::Tensor mine, ReduceOp reduce) {
+    Placements placements = spec.layout.placements();
+    for (Placement& p : placements) {
+      if (p.is_shard(dim)) p = Partial(reduce);
+    }
+    return reduce_over_ranks(op, self, std::move(mine), std::move(placements), sizes);
+  };
+
+  constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
+  at::Tensor value, place;
+  if (part.size(dim) > 0) {
+    std::tie(value, place) = kExtreme == ReduceOp::kMax ? at::max(part, dim, /*keepdim=*/true)
+                                                        : at::min(part, dim, /*keepdim=*/true);
+    place = global_positions(place, spec, dim);
+  } else {
+    std::vector<int64_t> of_lines = part.sizes().vec();
+    of_lines[dim] = 1;
+    value = at::full(of_lines, extreme(kExtreme, spec.dtype), part.options());
+    place = at::full(of_lines, kNowhere, part.options().dtype(at::kLong));
+  }
+  at::Tensor best = over_ranks(value, kExtreme);
+  // A NaN is the best there is.
+  const at::Tensor is_best = value.eq(meta_of(best).local()).logical_or_(value.ne(value));
+  at::Tensor where = over_ranks(at::where(is_best, place, kNowhere), ReduceOp::kMin);
+  if (!call.flag("keepdim")) {
+    best = best.squeeze(dim);
+    where = where.squeeze(dim);
+  }
+  if constexpr (kWithValues) {
+    call.finish({best, where});
+  } else {
+    call.finish({where});
+  }
+}
+
 // Complex numbers have no largest one.
 bool reduces_sharded_reals(const Arguments& args) {
   return reduces_sharded(args) && !args.tensor("self").is_complex();
@@ -331,10 +404,15 @@ void add_reduction_rules(RuleTable& table) {
   table.add("aten::any.dims", any_all_dims(kMax));
   table.add("aten::all.dims", any_all_dims(kMin));
 
+  table.add("aten::argmax",
+            along_dim().when(finds_in_cut_lines, composed(extreme_and_place<kMax, false>)));
+  table.add("aten::argmin",
+            along_dim().when(finds_in_cut_lines, composed(extreme_and_place<kMin, false>)));
+  table.add({"aten::max.dim", "aten::max.dim_max"},
+            along_dim().when(finds_in_cut_lines, composed(extreme_and_place<kMax, true>)));
+  table.add({"aten::min.dim", "aten::min.dim_min"},
+            along_dim().when(finds_in_cut_lines, composed(extreme_and_place<kMin, true>)));
   // The position of an element is only known to who has the whole line.
-  table.add({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::max.dim_max", "aten::min.dim",
-             "aten::min.dim_min"},
-            along_dim());
   table.add({"aten::median.dim", "aten::median.dim_values", "aten::nanmedian.dim",
              "aten::nanmedian.dim_values", "aten::mode", "aten::kthvalue"},
             along_dim().shapes(values_indices_shape));

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/op_check.h"
 
@@ -287,6 +288,66 @@ TEST(ReductionRulesTest, LogsumexpOfInfinities) {
     const at::Tensor whole = at::stack({at::full({3}, -kInfinity), at::full({3}, kInfinity)});
     const at::Tensor x = distribute_tensor(whole, mesh, Placements{Shard(1)});
     EXPECT_TRUE(at::equal(full_tensor(at::logsumexp(x, 1)), at::logsumexp(whole, 1)));
+  });
+}
+
+// The best of a cut line: two numbers of each line are sent, and not the line.
+TEST(ReductionRulesTest, PlacesInCutLines) {
+  const std::vector<at::Tensor> wholes = {
+      at::arange(4 * 11, at::kDouble).sin().view({4, 11}).contiguous(),
+      at::arange(4 * 11).remainder(5).view({4, 11}),            // with ties: the first
+      at::tensor({1.0, NAN, 3.0, NAN, 0.0, 2.0}).view({2, 3}),  // less than the ranks
+      at::arange(4 * 11, at::kBFloat16).remainder(7).view({4, 11}),
+      at::arange(4 * 11).remainder(3).eq(1).view({4, 11}),
+  };
+  for (const std::vector<MeshDim>& dims :
+       {std::vector<MeshDim>{{"x", 2}}, {{"x", 4}}, {{"x", 2}, {"y", 2}}}) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      for (const at::Tensor& whole : wholes) {
+        for (const Placements& placements : testing::all_layouts(mesh->mesh().ndim(), 2, false)) {
+          const at::Tensor x = distribute_tensor(whole, mesh, placements);
+          for (const bool keepdim : {false, true}) {
+            for (int64_t dim : {0, 1, -1}) {
+              if (whole.scalar_type() != at::kBool) {
+                EXPECT_TRUE(
+                    at::equal(full_tensor(x.argmax(dim, keepdim)), whole.argmax(dim, keepdim)));
+                EXPECT_TRUE(
+                    at::equal(full_tensor(x.argmin(dim, keepdim)), whole.argmin(dim, keepdim)));
+              }
+              const auto [values, places] = x.max(dim, keepdim);
+              const auto [want_values, want_places] = whole.max(dim, keepdim);
+              EXPECT_TRUE(at::equal(full_tensor(places), want_places));
+              EXPECT_TRUE(at::allclose(full_tensor(values).to(at::kDouble),
+                                       want_values.to(at::kDouble), 0, 0, /*equal_nan=*/true));
+              EXPECT_TRUE(at::equal(full_tensor(std::get<1>(x.min(dim, keepdim))),
+                                    std::get<1>(whole.min(dim, keepdim))));
+            }
+          }
+          if (whole.scalar_type() == at::kBool) continue;
+          EXPECT_TRUE(at::equal(full_tensor(x.argmax()), whole.argmax()));
+        }
+      }
+    });
+  }
+  // Ragged and strided cuts, and what is counted.
+  on_mesh({{"x", 3}}, [&](const MeshPtr& mesh) {
+    const at::Tensor logits = at::arange(4 * 12, at::kFloat).cos().view({4, 12});
+    for (const Placement& p :
+         {Placement(Shard(1)), StridedShard(1, 2), RaggedShard(1, {5, 0, 7})}) {
+      const at::Tensor x =
+          redistribute(distribute_tensor(logits, mesh, Placements{Replicate()}), {p});
+      const CommTrace trace(mesh);
+      const at::Tensor best = x.argmax(-1);
+      EXPECT_EQ(trace.events().size(), 2u);
+      EXPECT_EQ(trace.events()[0].collective, "all_reduce");
+      EXPECT_TRUE(at::equal(full_tensor(best), logits.argmax(-1))) << p.to_string();
+    }
+    // The gradient of a maximum goes where the largest is.
+    at::Tensor leaf = logits.clone().requires_grad_();
+    at::Tensor x = distribute_tensor(logits, mesh, Placements{Shard(1)}).requires_grad_();
+    std::get<0>(leaf.max(1)).sum().backward();
+    std::get<0>(x.max(1)).sum().backward();
+    EXPECT_TRUE(at::equal(full_tensor(x.grad()), leaf.grad()));
   });
 }
 

@@ -202,6 +202,18 @@ void expand_local(const c10::OperatorHandle& op, c10::Stack& stack, const LocalC
           [&](const at::Tensor& self) { return self.expand(array(call.outputs[0]->local_sizes)); });
 }
 
+void as_strided_in_rows(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall&) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor self = boxed.tensor("self").contiguous();
+  boxed["self"] = self;
+  std::vector<int64_t> size = boxed["size"].toIntVector();
+  size[0] = self.size(0);
+  boxed["size"] = size;
+  const c10::IValue& offset = boxed["storage_offset"];
+  if (!offset.isNone()) boxed["storage_offset"] = offset.toInt() + self.storage_offset();
+  boxed.run();
+}
+
 // Strides and offset count in the storage of the whole tensor, which is replicated but may lie
 // otherwise here.
 void as_strided_in_whole(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
@@ -222,6 +234,21 @@ void as_strided_in_whole(const c10::OperatorHandle& op, c10::Stack& stack, const
   boxed.run();
 }
 
+// Of each row of a contiguous tensor something, that lies as its row does (the frames of stft): rows
+// stay where they are.
+void as_strided(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input("self");
+  const std::vector<int64_t> size = call.arg("size").toIntVector();
+  const std::vector<int64_t> stride = call.arg("stride").toIntVector();
+  const c10::IValue& offset = call.arg("storage_offset");
+  if (self.ndim() == 0 || size.empty() || self.numel() == 0) return;
+  if (self.strides != contiguous_strides(self.sizes)) return;
+  if (size[0] != self.sizes[0] || stride[0] != self.strides[0]) return;
+  int64_t last = offset.isNone() ? 0 : offset.toInt();
+  for (size_t d = 1; d < size.size(); ++d) last += (size[d] - 1) * stride[d];
+  if (last < self.strides[0]) out.add({{"self", Shard(0)}}, {Shard(0)}, as_strided_in_rows);
+}
+
 // A local tensor may be a lazy conjugate or negative; views of its memory under another dtype see
 // the real values.
 void without_lazy_bits(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall&) {
@@ -236,7 +263,9 @@ void resize_(const c10::OperatorHandle& op, c10::Stack& stack) {
   const at::Tensor self = call.tensor("self");
   const std::vector<int64_t> sizes =
       call.has("size") ? call["size"].toIntVector() : call.tensor("the_template").sizes().vec();
-  if (self.sizes() != c10::IntArrayRef(sizes)) {
+  if (!is_dtensor(self)) {  // beside a template that is one
+    self.resize_(sizes);
+  } else if (self.sizes() != c10::IntArrayRef(sizes)) {
     const std::shared_ptr<MeshContext> context = meta_of(self).context;
     at::Tensor whole = full_tensor(self).detach().clone();
     whole.resize_(sizes);
@@ -368,7 +397,8 @@ void add_view_rules(RuleTable& table) {
   table.add("aten::set_.source_Tensor", composed(set_));
   table.add({"aten::resize_", "aten::resize_as_"}, composed(resize_));
   table.add("aten::as_strided_scatter", composed(refuse_as_strided_scatter));
-  table.add({"aten::as_strided", "aten::as_strided_copy"}, replicated().runs(as_strided_in_whole));
+  table.add({"aten::as_strided", "aten::as_strided_copy"},
+            sharded(as_strided).runs(as_strided_in_whole));
 }
 
 }  // namespace shardweave::dtensor_internal

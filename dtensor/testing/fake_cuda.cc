@@ -547,9 +547,19 @@ std::vector<at::Tensor> attend_backward(const at::Tensor& grad, const at::Tensor
 using FlashResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt,
                                c10::SymInt, at::Tensor, at::Tensor, at::Tensor>;
 
+// A head of keys or values for each of the queries: this kernel's may share one.
+at::Tensor for_each_head(const at::Tensor& shared, const at::Tensor& query) {
+  return shared.repeat_interleave(query.size(1) / std::max<int64_t>(shared.size(1), 1), 1);
+}
+at::Tensor summed_over_heads(const at::Tensor& each, const at::Tensor& shared) {
+  if (each.sizes() == shared.sizes()) return each;
+  return by_sequence(each.unflatten(1, {shared.size(1), -1}).sum(2));
+}
+
 FlashResult flash(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double,
                   bool is_causal, bool, std::optional<double> scale) {
-  const auto [out, logsumexp] = attend(query, key, value, {}, is_causal, scale);
+  const auto [out, logsumexp] =
+      attend(query, for_each_head(key, query), for_each_head(value, query), {}, is_causal, scale);
   const at::TensorOptions state = query.options().dtype(at::kUInt64);
   return {out,
           logsumexp,
@@ -567,8 +577,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
     const at::Tensor& out, const at::Tensor& logsumexp, const at::Tensor&, const at::Tensor&,
     c10::SymInt, c10::SymInt, double, bool is_causal, const at::Tensor&, const at::Tensor&,
     std::optional<double> scale) {
-  const auto g = attend_backward(grad, query, key, value, {}, out, logsumexp, is_causal, scale);
-  return {g[0], g[1], g[2]};
+  const auto g = attend_backward(grad, query, for_each_head(key, query),
+                                 for_each_head(value, query), {}, out, logsumexp, is_causal, scale);
+  return {g[0], summed_over_heads(g[1], key), summed_over_heads(g[2], value)};
 }
 
 // As the kernel wants it.

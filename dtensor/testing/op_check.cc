@@ -3,21 +3,25 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <random>
 #include <set>
 
 #include "ATen/CPUGeneratorImpl.h"
+#include "ATen/Dispatch.h"
 #include "ATen/TensorOperators.h"
 #include "ATen/ops/allclose.h"
 #include "ATen/ops/complex.h"
 #include "ATen/ops/count_nonzero.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/eye.h"
+#include "ATen/ops/full_like.h"
 #include "ATen/ops/matmul.h"
 #include "ATen/ops/randint.h"
 #include "ATen/ops/randn.h"
+#include "ATen/ops/where.h"
 #include "ATen/ops/zeros_like.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -327,6 +331,18 @@ at::Tensor Input::make(uint64_t seed) const {
   return transposed_ ? values.transpose(0, 1) : values;
 }
 
+// What a rank without elements adds to a minimum or maximum.
+at::Tensor identity_like(const at::Tensor& whole, ReduceOp op) {
+  at::Scalar value;
+  AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, whole.scalar_type(), "identity", [&] {
+    using Limits = std::numeric_limits<scalar_t>;
+    const scalar_t largest = Limits::has_infinity ? Limits::infinity() : Limits::max();
+    const scalar_t least = Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+    value = op == ReduceOp::kMax ? least : largest;
+  });
+  return at::full_like(whole, value);
+}
+
 Tensors summands(const at::Tensor& whole, ReduceOp op, int count, uint64_t seed) {
   if (!whole.is_cpu()) {
     Tensors result = summands(whole.cpu(), op, count, seed);
@@ -345,6 +361,10 @@ Tensors summands(const at::Tensor& whole, ReduceOp op, int count, uint64_t seed)
     switch (op) {
       case ReduceOp::kSum:
       case ReduceOp::kAvg:
+        if (dtype == at::kBool) {  // a sum of truth values is true if any is
+          piece = whole.logical_and(owner.eq(i).logical_or(noise(i)));
+          break;
+        }
         piece = last ? (op == ReduceOp::kAvg ? whole * count : whole) : noise(i);
         for (int j = 0; last && j < i; ++j) piece = piece - pieces[j];
         break;
@@ -352,11 +372,13 @@ Tensors summands(const at::Tensor& whole, ReduceOp op, int count, uint64_t seed)
       case ReduceOp::kMax: {
         const bool max = op == ReduceOp::kMax;
         if (dtype == at::kBool) {
-          const at::Tensor mine = owner.eq(i).logical_or(noise(i));
+          const at::Tensor mine = i == 0 ? owner.eq(i) : owner.eq(i).logical_or(noise(i));
           piece = max ? whole.logical_and(mine) : whole.logical_or(mine.logical_not());
         } else {
           const at::Tensor distance = noise(i).abs().masked_fill(owner.eq(i), 0);
           piece = max ? whole - distance : whole + distance;
+          // As it is after an operator on a rank that had nothing.
+          if (i == 0) piece = at::where(owner.eq(i), whole, identity_like(whole, op));
         }
         break;
       }

@@ -200,7 +200,9 @@ constexpr std::string_view kNotSampled[] = {
     "aten::linalg_ldl_solve", "aten::max_unpool", "aten::rrelu_with_noise", "aten::normal.out",
     // LibTorch has them for GPUs alone: tests/cuda_test.cc.
     "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention"};
+    "aten::_scaled_dot_product_cudnn_attention",
+    // The same, made of others: norm_loss_test.
+    "aten::cudnn_batch_norm"};
 
 bool is_not_sampled(std::string_view name) {
   return std::any_of(std::begin(kNotSampled), std::end(kNotSampled),

@@ -109,6 +109,7 @@ TEST(LibTorchHabitsTest, ShapesChangeInPlaceWithViewsAround) {
       [](at::Tensor& x) { x.swapdims_(0, 1); },
       [](at::Tensor& x) { x.as_strided_({6}, {1}); },
       [](at::Tensor& x) { x.as_strided_({1, 6}, {6, 1}); },
+      [](at::Tensor& x) { x.as_strided_({2, 3}, {1, 2}); },
   };
   for (const std::vector<MeshDim>& dims : {std::vector<MeshDim>{{"x", 2}}, {{"x", 3}}}) {
     on_mesh(dims, [&](const MeshPtr& mesh) {
@@ -128,12 +129,37 @@ TEST(LibTorchHabitsTest, ShapesChangeInPlaceWithViewsAround) {
               EXPECT_TRUE(
                   at::equal(full_tensor(of_view ? sharded : view), of_view ? plain : plain_view))
                   << c << " " << to_string(placements);
+              // Both are views of the same numbers still.
+              changed.mul_(2), wanted.mul_(2);
+              EXPECT_TRUE(at::equal(full_tensor(sharded), plain)) << c << to_string(placements);
+              EXPECT_TRUE(at::equal(full_tensor(view), plain_view)) << c << to_string(placements);
+              const at::Tensor& other = of_view ? sharded : view;
+              other.add_(1), (of_view ? plain : plain_view).add_(1);
+              EXPECT_TRUE(at::equal(full_tensor(sharded), plain)) << c << to_string(placements);
+              EXPECT_TRUE(at::equal(full_tensor(view), plain_view)) << c << to_string(placements);
             }
           }
         }
       }
     });
   }
+}
+
+// Of parts that lie otherwise than the global strides say.
+TEST(LibTorchHabitsTest, StridesInPlaceOfATransposedTensor) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    for (const Placements& placements : all_layouts(1, 2, false)) {
+      for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{4, 4}, {16}, {2, 3}}) {
+        const std::vector<int64_t> strides =
+            sizes.size() == 1 ? std::vector<int64_t>{1} : std::vector<int64_t>{4, 1};
+        at::Tensor plain = numbers({4, 4}).t();
+        at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, placements).t();
+        plain.as_strided_(sizes, strides);
+        x.as_strided_(sizes, strides);
+        EXPECT_TRUE(at::equal(full_tensor(x), plain)) << to_string(placements);
+      }
+    }
+  });
 }
 
 // --- inference mode ------------------------------------------------------------------------------

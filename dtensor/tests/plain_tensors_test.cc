@@ -360,5 +360,45 @@ TEST(PlainTensorsTest, TwoCopiesOfOneTensorAreNotWrittenTogether) {
   });
 }
 
+// Where a tensor's numbers lie in memory is a rank's own affair.
+TEST(PlainTensorsTest, ViewsOfOneBufferOnOneRank) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor both = numbers({2, 8});
+    const bool is_first = mesh->coordinate()[0] == 0;
+    const at::Tensor a = is_first ? both[0] : both[0].clone();
+    const at::Tensor b = is_first ? both[1] : both[1].clone();
+    const at::Tensor x = distribute_tensor(numbers({8}), mesh, Placements{Shard(0)});
+    const at::Tensor y = x.add(a).mul(b);
+    to_local(y);
+    EXPECT_TRUE(at::equal(full_tensor(y), (numbers({8}) + both[0]) * both[1]));
+  });
+}
+
+// Operators that are made of others, and ask for the parts of their arguments.
+TEST(PlainTensorsTest, BesideDTensorsInCompositesToo) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor p = full({4}, 0.5, mesh, Placements{Shard(0)});
+    const at::Tensor count = at::full({4}, 10.0);
+    for (const at::Tensor& drawn :
+         {at::binomial(count, p), at::binomial(count[0], p), at::binomial(p.mul(20), count / 20),
+          at::binomial(p.mul(20), count[0] / 20)}) {
+      const at::Tensor all = full_tensor(drawn);
+      EXPECT_EQ(all.sizes(), at::IntArrayRef({4}));
+      EXPECT_TRUE(all.ge(0).logical_and(all.le(10)).all().item<bool>());
+    }
+    at::Tensor flags = zeros({4}, mesh, {Shard(0)});
+    flags.bernoulli_(at::tensor({0.0, 1.0, 0.0, 1.0}));
+    EXPECT_TRUE(at::equal(full_tensor(flags), at::tensor({0.0f, 1.0f, 0.0f, 1.0f})));
+    EXPECT_EQ(at::zeros({2}).resize_as_(p).sizes(), at::IntArrayRef({4}));
+  });
+  EXPECT_THAT(message_of([](const MeshPtr& mesh) {
+                at::Tensor flags = zeros({4}, mesh, {Shard(0), Replicate()});
+                flags.bernoulli_(at::full({4}, mesh->coordinate()[1] / 2.0));
+                to_local(flags);
+              }),
+              HasSubstr("bernoulli_.Tensor: argument 'p' is a plain tensor among DTensors that "
+                        "differs from rank to rank"));
+}
+
 }  // namespace
 }  // namespace shardweave

@@ -12,6 +12,8 @@ std::vector<Sample> data_movement_samples() {
              {"aten::cat", {list({in({4, 3}), in({2, 3})})}, {{"dim", 0}}},
              {"aten::cat", {list({in({5, 2}), in({5, 3}), in({0}).constant()})}, {{"dim", 1}}},
              {"aten::stack", {list({in({5, 3}), in({5, 3})})}, {{"dim", 1}}},
+             {"aten::stack", {list({in({5, 3}), in({5, 3}).flags()})}, {{"dim", 1}}},
+             {"aten::cat", {list({in({4, 3}).flags(), in({2, 3})})}, {{"dim", 0}}},
              {"aten::_stack", {list({in({5, 3}), in({5, 3})})}, {{"dim", -1}}},
              {"aten::unsafe_split.Tensor", {in({7, 3})}, {{"split_size", 3}}},
              {"aten::unsafe_split_with_sizes",
@@ -63,25 +65,28 @@ std::vector<Sample> data_movement_samples() {
   append(samples, each({"aten::clone", "aten::_to_copy"}, {"", {x}}));
   // No gradient: lift returns its argument, and LibTorch makes that its own history.
   samples.push_back({"aten::lift", {in({7, 5}).constant()}});
-  append(samples, {
-                      {"aten::_to_copy", {x}, {{"dtype", at::kFloat}}, 1e-5},
-                      {"aten::_to_copy", {in({7, 5}).integers(0, 9)}, {{"dtype", at::kDouble}}},
-                      {"aten::_to_copy", {x}, {{"dtype", at::kLong}}},
-                      {"aten::copy", {x, in({5})}},
-                      {"aten::copy_", {x, in({7, 5})}},
-                      {"aten::fill.Scalar", {x}, {{"value", 2.5}}},
-                      {"aten::fill.Tensor", {x, in({})}},
-                      {"aten::fill_.Scalar", {x}, {{"value", 2.5}}},
-                      {"aten::zero", {x}},
-                      {"aten::zero_", {x}},
-                      {"aten::full_like", {x}, {{"fill_value", 3.5}}},
-                      {"aten::ones_like", {x}},
-                      {"aten::zeros_like", {x}},
-                      {"aten::new_full", {x}, {{"size", ints({7, 5})}, {"fill_value", 3.5}}},
-                      {"aten::new_full", {x}, {{"size", ints({3})}, {"fill_value", 3.5}}},
-                      {"aten::new_ones", {x}, {{"size", ints({7, 5})}}},
-                      {"aten::new_zeros", {x}, {{"size", ints({3, 2})}}},
-                  });
+  append(samples,
+         {
+             {"aten::_to_copy", {x}, {{"dtype", at::kFloat}}, 1e-5},
+             {"aten::_to_copy", {in({7, 5}).integers(0, 9)}, {{"dtype", at::kDouble}}},
+             {"aten::_to_copy", {x}, {{"dtype", at::kLong}}},
+             {"aten::_to_copy", {in({7, 5}).flags()}, {{"dtype", at::kDouble}}},
+             {"aten::_to_copy", {in({7, 5}).complex()}, {{"dtype", at::kComplexFloat}}, 1e-5},
+             {"aten::copy", {x, in({5})}},
+             {"aten::copy_", {x, in({7, 5})}},
+             {"aten::fill.Scalar", {x}, {{"value", 2.5}}},
+             {"aten::fill.Tensor", {x, in({})}},
+             {"aten::fill_.Scalar", {x}, {{"value", 2.5}}},
+             {"aten::zero", {x}},
+             {"aten::zero_", {x}},
+             {"aten::full_like", {x}, {{"fill_value", 3.5}}},
+             {"aten::ones_like", {x}},
+             {"aten::zeros_like", {x}},
+             {"aten::new_full", {x}, {{"size", ints({7, 5})}, {"fill_value", 3.5}}},
+             {"aten::new_full", {x}, {{"size", ints({3})}, {"fill_value", 3.5}}},
+             {"aten::new_ones", {x}, {{"size", ints({7, 5})}}},
+             {"aten::new_zeros", {x}, {{"size", ints({3, 2})}}},
+         });
   Sample made{"aten::empty_like", {x}};
   made.values = false;
   samples.push_back(made);
