@@ -24,12 +24,10 @@ namespace {
 
 using namespace dtensor_internal;
 
-using ::testing::AnyOf;
 using testing::Carrier;
 using ::testing::HasSubstr;
 using testing::on_mesh;
 using testing::scattered;
-using testing::try_on_each;
 using testing::try_on_mesh;
 
 at::Tensor numbers(at::IntArrayRef sizes) {
