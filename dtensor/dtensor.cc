@@ -112,10 +112,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     save(ctx, std::move(holder));
     const std::string name = site.name();
     at::Tensor result = redistributed(tensor, layout, {.name = name, .where = site.where});
-    if (result.is_same(tensor)) return tensor.alias();
-    DTensorMeta& meta = meta_of(result);
-    if (!site.backward) meta.part = LocalPart(in_memory_order(meta.local(), *meta.spec));
-    return result;
+    return result.is_same(tensor) ? tensor.alias() : result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};

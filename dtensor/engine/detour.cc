@@ -67,7 +67,11 @@ void check_writable(const DTensorMeta& meta, std::string_view op) {
            "writes to a parameter that is summoned to be read (FullParams); ask for "
            "writeback, or write after that scope");
   }
-  if (meta.detour == nullptr || meta.detour->moved.defined()) return;
+  bool leads_back = true;
+  for (const Detour* d = meta.detour.get(); d != nullptr; d = d->next.get()) {
+    leads_back &= d->moved.defined();
+  }
+  if (leads_back) return;
   refuse(meta, op,
          "writes to a view of a DTensor that is a copy, so that the original would not change; "
          "copy it first");

@@ -584,18 +584,14 @@ class Runner {
     if (next_change_ < entry_.input_changes.size() &&
         entry_.input_changes[next_change_].input == i) {
       const InputChange& change = entry_.input_changes[next_change_++];
-      at::Tensor there =
+      const at::Tensor there =
           changed(change, sharded ? impl : nullptr, sharded ? meta_of(impl).local() : input);
       if (!sharded) return there;
       if (info_.changes_shape) {
-        there = in_memory_order(std::move(there), *change.target);
         if (meta_of(impl).family != nullptr) begin_detour(meta_of(impl), change, there);
         return sharing_alias(there);
       }
-      if (info_.is_view && !viewed_.defined()) {
-        there = in_memory_order(std::move(there), *change.target);
-        begin_detour(view_of(input), change, there);
-      }
+      if (info_.is_view && !viewed_.defined()) begin_detour(view_of(input), change, there);
       return there;
     }
     if (!sharded) return std::move(input);

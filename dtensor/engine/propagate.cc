@@ -89,19 +89,20 @@ void check(const OpCall& call, Strategy& s) {
 }
 
 // Rules speak of numbers as such. Whether a Partial may pass as they say depends on its type, too: the
-// operator may cast it, and an average of integers is rounded. What a product of `i` passes computes
-// nothing of it, so that such an average may.
+// operator may cast it, and an average of integers is rounded. What a product of input i passes
+// computes nothing of it, so that such an average may, as long as it is one of integers.
 bool types_allow(const OpCall& call, const Strategy& s, absl::Span<const bool> product_passes) {
   for (size_t i = 0; i < s.inputs.size(); ++i) {
     const TensorInfo& input = call.inputs[i];
     if (!input.defined || !s.inputs[i].is_partial()) continue;
     const ReduceOp op = s.inputs[i].reduce_op();
-    if (op == ReduceOp::kAvg && c10::isIntegralType(input.dtype, true) && !product_passes[i]) {
-      return false;
-    }
+    const bool rounds =
+        op == ReduceOp::kAvg && c10::isIntegralType(input.dtype, /*includeBool=*/true);
+    if (rounds && !product_passes[i]) return false;
     for (size_t k = 0; k < s.outputs.size(); ++k) {
       const TensorInfo& output = call.outputs[k];
       if (!output.defined || !s.outputs[k].is_partial()) continue;
+      if (rounds && input.dtype != output.dtype) return false;
       if (!cast_commutes(op, input.dtype, output.dtype)) return false;
     }
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,7 +12,6 @@
 #include "ATen/ops/view_as_complex.h"
 #include "ATen/ops/view_as_real.h"
 #include "ATen/ops/zeros_like.h"
-#include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -446,19 +444,6 @@ at::Tensor owned(at::Tensor local, const at::Tensor& given) {
   const bool is_alias = given.defined() && local.is_alias_of(given);
   if (!is_alias && local.storage().nbytes() == bytes) return local;
   return local.clone();
-}
-
-at::Tensor in_memory_order(at::Tensor local, const Spec& spec) {
-  const Dims& strides = spec.strides;
-  // Of what is repeated along a dimension (0) no memory lies so.
-  if (strides == contiguous_strides(spec.sizes) || absl::c_linear_search(strides, 0)) return local;
-  std::vector<int64_t> order(strides.size()), back(strides.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
-  for (size_t i = 0; i < order.size(); ++i) back[order[i]] = static_cast<int64_t>(i);
-  const at::Tensor ordered = local.permute(order);
-  return ordered.is_contiguous() ? local : ordered.contiguous().permute(back);
 }
 
 at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const Cause& cause) {

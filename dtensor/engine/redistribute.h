@@ -119,11 +119,6 @@ at::Tensor run_plan(MeshContext& context, const ReadyPlan& plan, at::Tensor loca
 // already.
 at::Tensor owned(at::Tensor local, const at::Tensor& given);
 
-// What run_plan() has made of a part, with its dimensions in memory in the order in which the global
-// strides of `spec` have them. Whether a view of a part is one, or a copy, is the same on all ranks
-// then, also where a part has no elements, or one, and its strides mean nothing.
-at::Tensor in_memory_order(at::Tensor local, const Spec& spec);
-
 // A DTensor in another layout, without autograd; the same one if that is its layout.
 at::Tensor redistributed(const at::Tensor& tensor, const Layout& layout, const Cause& cause);
 

@@ -198,22 +198,19 @@ TEST(RememberedTest, RanksWithoutAPartDoAsTheOthersDo) {
   });
 }
 
-// What was redistributed lies in memory as its strides say, on ranks with few rows or none as well: a
-// view is one on all ranks, or on none. What is remembered of it ends on all of them.
-TEST(RememberedTest, ViewsOfWhatWasMovedAreViewsOnAllRanks) {
+// A view that some ranks have to copy: what it has been brought to is found by what it is of, and
+// what is written to local parts ends it on all of them.
+TEST(RememberedTest, CopiesOnSomeRanksEndWithTheViewsOfOthers) {
   on_mesh({{"x", 3}, {"y", 2}}, [](const MeshPtr& mesh) {
     for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{4, 4, 6}, {2, 3, 4}}) {
       const Tensor whole = numbers(sizes);
       const Tensor turned = scattered(whole, mesh, {Replicate(), Partial()}).transpose(1, 2);
       const Tensor x = redistribute(turned, {Shard(0), Partial()}).transpose(1, 2);
       const Tensor v = x.view({sizes[0], -1});
-      EXPECT_TRUE(to_local(v).is_alias_of(to_local(x)));
+      EXPECT_EQ(to_local(v).is_alias_of(to_local(x)), to_local(x).numel() == 0);
       expect_value(v.abs(), whole.view({sizes[0], -1}).abs());
       to_local(x).mul_(2), whole.mul_(2);
       expect_value(x.abs(), whole.abs());
-      v.mul_(2), whole.mul_(2);
-      expect_value(x.abs(), whole.abs());
-      expect_value(v.abs(), whole.view({sizes[0], -1}).abs());
     }
   });
 }

@@ -142,23 +142,26 @@ ShardedRule along_dim() {
 // --- batches -------------------------------------------------------------------------------------
 
 bool cast_commutes(ReduceOp op, at::ScalarType from, at::ScalarType to) {
+  if (from == to) return true;
+  if (op == ReduceOp::kProduct) return false;
   from = c10::toRealValueType(from);
   to = c10::toRealValueType(to);
   if (from == to) return true;
   if (to == at::kBool) return false;  // 1 and -1 are both true, and 0 together
-  const bool to_floating = c10::isFloatingType(to);
+  // Of 8 bits nothing is reduced over ranks.
+  if (c10::isFloatingType(to) && c10::elementSize(to) == 1) return false;
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg: {
       // True and true are one, or two. Small integers wrap around.
       const bool wraps =
           c10::isIntegralType(from, /*includeBool=*/true) && c10::elementSize(from) < 4;
-      // Of 8 bits nothing is summed over ranks. Digits after the point may add up.
-      return !wraps && (to_floating ? c10::elementSize(to) > 1 : !c10::isFloatingType(from));
+      // Digits after the point may add up.
+      return !wraps && (c10::isFloatingType(to) || !c10::isFloatingType(from));
     }
     case ReduceOp::kMin:
     case ReduceOp::kMax:
-      return to_floating;  // rounding keeps the order; infinity as an integer does not
+      return c10::isFloatingType(to);  // rounding keeps the order; infinity as an integer does not
     case ReduceOp::kProduct:
       return false;
   }
@@ -265,6 +268,21 @@ std::vector<int64_t> BoxedCall::dims() {
   return value.isNone() ? std::vector<int64_t>() : value.toIntVector();
 }
 
+namespace {
+
+// An out= argument with the result in it. A plain one becomes a DTensor; what was in it is not read.
+at::Tensor into_out(const at::Tensor& out, const at::Tensor& result) {
+  if (is_dtensor(out) || !is_dtensor(result)) {
+    if (out.sizes() != result.sizes()) out.resize_(result.sizes());
+    return out.copy_(result);
+  }
+  const at::Tensor own = result.to(out.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  convert_in_place(out, meta_of(own).local(), meta_of(own).spec, meta_of(own).context);
+  return out;
+}
+
+}  // namespace
+
 void BoxedCall::finish(std::initializer_list<at::Tensor> results) {
   std::vector<at::Tensor> outs;
   const auto& arguments = op_.schema().arguments();
@@ -277,9 +295,7 @@ void BoxedCall::finish(std::initializer_list<at::Tensor> results) {
     if (outs.empty()) {
       stack_.emplace_back(result);
     } else {
-      if (outs[k].sizes() != result.sizes()) outs[k].resize_(result.sizes());
-      stack_.emplace_back(outs[k].copy_(result));
-      ++k;
+      stack_.emplace_back(into_out(outs[k++], result));
     }
   }
 }

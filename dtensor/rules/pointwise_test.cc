@@ -522,6 +522,8 @@ TEST(PointwiseRulesTest, PartialAveragesOfIntegers) {
     EXPECT_EQ(full_tensor(n).item<int64_t>(), 1);
     EXPECT_EQ(full_tensor(n * 2).item<int64_t>(), 2);
     EXPECT_EQ(full_tensor(n.to(at::kDouble)).item<double>(), 1.0);
+    const Tensor fresh = from_local(one, mesh, {Partial(ReduceOp::kAvg)});
+    EXPECT_EQ(full_tensor(fresh.to(at::kFloat)).item<float>(), 1.0f);
     const Tensor other = from_local(one, mesh, {Partial(ReduceOp::kAvg)}).view({1, 1});
     EXPECT_TRUE(layout_of(other).has_partial());
     EXPECT_EQ(full_tensor(other).item<int64_t>(), 1);

@@ -226,6 +226,7 @@ void bernoulli_(const c10::OperatorHandle& op, c10::Stack& stack) {
     if (placement.is_partial()) placement = Replicate();
   }
   const Layout layout = value_or_throw(Layout::create(placements, draw.spec().layout.order()));
+  draw.call()["p"] = p.toTensor().detach();  // what is drawn has no gradient
   at::Tensor each =
       meta_of(redistribute(draw.call().dtensor("p").expand_as(draw.self()), layout)).local();
   each = each.to(at::TensorOptions(at::kDouble).device(at::kCPU)).contiguous();

@@ -220,8 +220,14 @@ bool reduces_sharded(const Arguments& args) {
 // lines, which had better be whole.)
 bool finds_in_cut_lines(const Arguments& args) {
   const at::Tensor& self = args.tensor("self");
-  return args["dim"].isInt() && reduces_sharded(args) && !layout_of(self).has_partial() &&
-         self.numel() > 0 && !(c10::GradMode::is_enabled() && self.requires_grad());
+  if (!args["dim"].isInt() || !reduces_sharded(args) || layout_of(self).has_partial() ||
+      self.is_complex() || self.numel() == 0 ||
+      (c10::GradMode::is_enabled() && self.requires_grad())) {
+    return false;
+  }
+  // Of a line an element and its place are reduced, which is two collectives.
+  const int64_t size = self.element_size();
+  return self.size(args["dim"].toInt()) * size >= 4 * (size + int64_t{sizeof(int64_t)});
 }
 
 // Where, along `dim`, the elements are that this rank has at `local`.

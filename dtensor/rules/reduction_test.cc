@@ -1,4 +1,5 @@
 // Reductions on shards against one device.
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -348,6 +349,54 @@ TEST(ReductionRulesTest, PlacesInCutLines) {
     std::get<0>(leaf.max(1)).sum().backward();
     std::get<0>(x.max(1)).sum().backward();
     EXPECT_TRUE(at::equal(full_tensor(x.grad()), leaf.grad()));
+  });
+}
+
+// What casts in between.
+TEST(ReductionRulesTest, CastsOfWhatIsStillPartial) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = at::full({2}, c10::complex<float>(0, 1), at::kComplexFloat);
+    const at::Tensor i = distribute_tensor(whole, mesh, Placements{Shard(0)});
+    EXPECT_EQ(full_tensor(i.prod(0).to(at::kFloat)).item<float>(), -1.0f);
+    EXPECT_EQ(full_tensor(i.sum(0).to(at::kFloat)).item<float>(), 0.0f);
+    const at::Tensor x =
+        distribute_tensor(at::tensor({1.5f, -3.0f}), mesh, Placements{Shard(0)});
+    EXPECT_EQ(full_tensor(x.amax(0).to(at::kFloat8_e4m3fn)).to(at::kFloat).item<float>(), 1.5f);
+    EXPECT_EQ(full_tensor(x.amax(0).to(at::kBFloat16)).to(at::kFloat).item<float>(), 1.5f);
+    EXPECT_EQ(full_tensor(x.amin(0).to(at::kInt)).item<int>(), -3);
+    // Of truth values: any, not how many.
+    const at::Tensor flags = from_local(at::ones({2}, at::kBool), mesh, {Partial()});
+    EXPECT_TRUE(at::equal(full_tensor(flags.to(at::kInt)), at::ones({2}, at::kInt)));
+  });
+  // Complex numbers have no largest one: LibTorch's error on every rank, also on those with nothing.
+  std::atomic<int> refused = 0;
+  on_mesh({{"x", 3}}, [&](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(at::ones({4, 16}, at::kComplexFloat), mesh,
+                                           Placements{RaggedShard(1, {8, 8, 0})});
+    try {
+      at::argmax(x, 1);
+    } catch (const c10::Error&) {
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 3);
+}
+
+// A plain out= argument becomes a DTensor, and what was in it is not looked at.
+TEST(ReductionRulesTest, PlainOutArgumentsOfCutLines) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = at::arange(4 * 16, at::kFloat).cos().view({4, 16});
+    const at::Tensor x = distribute_tensor(whole, mesh, Placements{Shard(1)});
+    for (int i = 0; i < 2; ++i) {
+      at::Tensor values = at::full({4}, mesh->coordinate()[0], at::kFloat);
+      at::Tensor places = at::full({4}, mesh->coordinate()[0], at::kLong);
+      at::max_out(values, places, x, 1);
+      EXPECT_TRUE(at::equal(full_tensor(values), std::get<0>(whole.max(1))));
+      EXPECT_TRUE(at::equal(full_tensor(places), std::get<1>(whole.max(1))));
+      at::Tensor norm = at::full({4}, mesh->coordinate()[0], at::kFloat);
+      at::linalg_vector_norm_out(norm, x, 2, 1);
+      EXPECT_TRUE(at::allclose(full_tensor(norm), at::linalg_vector_norm(whole, 2, 1)));
+    }
   });
 }
 

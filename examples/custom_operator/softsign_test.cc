@@ -33,7 +33,6 @@ using shardweave::testing::Sample;
 using shardweave::testing::try_on_mesh;
 using shardweave::testing::validate_strategies;
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -47,10 +46,9 @@ TEST(CustomOperatorTest, TheRulesAreRight) {
 }
 
 TEST(CustomOperatorTest, TheRulesMissNothing) {
-  // The samples' scales are positive, so that the function rises; a rule cannot know that.
-  EXPECT_THAT(validate_strategies(kForward, softsign_rule()).missing,
-              ElementsAre("mylib::softsign: [4, 7, 5] P(min), [5] R -> P(min)",
-                          "mylib::softsign: [4, 7, 5] P(max), [5] R -> P(max)"));
+  // (For positive scales the function rises; but the maximum of a rank without elements is -inf, of
+  // which it makes a NaN.)
+  EXPECT_THAT(validate_strategies(kForward, softsign_rule()).missing, IsEmpty());
   EXPECT_THAT(validate_strategies(kBackward, softsign_backward_rule()).missing, IsEmpty());
 }
 
