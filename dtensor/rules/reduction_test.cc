@@ -359,8 +359,7 @@ TEST(ReductionRulesTest, CastsOfWhatIsStillPartial) {
     const at::Tensor i = distribute_tensor(whole, mesh, Placements{Shard(0)});
     EXPECT_EQ(full_tensor(i.prod(0).to(at::kFloat)).item<float>(), -1.0f);
     EXPECT_EQ(full_tensor(i.sum(0).to(at::kFloat)).item<float>(), 0.0f);
-    const at::Tensor x =
-        distribute_tensor(at::tensor({1.5f, -3.0f}), mesh, Placements{Shard(0)});
+    const at::Tensor x = distribute_tensor(at::tensor({1.5f, -3.0f}), mesh, Placements{Shard(0)});
     EXPECT_EQ(full_tensor(x.amax(0).to(at::kFloat8_e4m3fn)).to(at::kFloat).item<float>(), 1.5f);
     EXPECT_EQ(full_tensor(x.amax(0).to(at::kBFloat16)).to(at::kFloat).item<float>(), 1.5f);
     EXPECT_EQ(full_tensor(x.amin(0).to(at::kInt)).item<int>(), -3);
