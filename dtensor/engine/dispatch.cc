@@ -684,9 +684,14 @@ class Runner {
         follow_fsdp(meta);
         if (meta.family != nullptr) {
           meta.place = place_of_view(meta, *meta.family, k.written->output);
-          // Views and shallow copies go on with what was there before it was moved.
+          // Views and shallow copies go on with what was there before it was moved. (If there are any
+          // is a rank's own affair: writes go back to them only where nobody else is needed for it.)
+          const bool leads_back =
+              k.local.is_alias_of(before) &&
+              (detour_ == nullptr ||
+               plan_for(context_, detour_->moved_spec, detour_->base_spec)->is_local);
           if (detour_ != nullptr) meta.detour = detour_;
-          if (!k.local.is_alias_of(before)) meta.detour = copy_of_its_own(meta.family);
+          if (!leads_back) meta.detour = copy_of_its_own(meta.family);
         }
         k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),
                                                               array(meta.spec->strides));

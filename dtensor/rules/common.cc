@@ -153,9 +153,9 @@ bool cast_commutes(ReduceOp op, at::ScalarType from, at::ScalarType to) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg: {
-      // True and true are one, or two. Small integers wrap around.
+      // True and true are one, or two. Integers wrap around.
       const bool wraps =
-          c10::isIntegralType(from, /*includeBool=*/true) && c10::elementSize(from) < 4;
+          c10::isIntegralType(from, /*includeBool=*/true) && c10::elementSize(from) < 8;
       // Digits after the point may add up.
       return !wraps && (c10::isFloatingType(to) || !c10::isFloatingType(from));
     }
@@ -270,15 +270,15 @@ std::vector<int64_t> BoxedCall::dims() {
 
 namespace {
 
-// An out= argument with the result in it. A plain one becomes a DTensor; what was in it is not read.
+// An out= argument with the result in it. A plain one becomes a DTensor where it stands, as
+// adopt_equal() has it; what was in it is not read.
 at::Tensor into_out(const at::Tensor& out, const at::Tensor& result) {
-  if (is_dtensor(out) || !is_dtensor(result)) {
-    if (out.sizes() != result.sizes()) out.resize_(result.sizes());
-    return out.copy_(result);
+  if (out.sizes() != result.sizes()) out.resize_(result.sizes());
+  if (!is_dtensor(out) && is_dtensor(result)) {
+    const std::shared_ptr<MeshContext> context = meta_of(result).context;
+    convert_in_place(out, out.detach(), replicated_spec(*context, out), context);
   }
-  const at::Tensor own = result.to(out.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-  convert_in_place(out, meta_of(own).local(), meta_of(own).spec, meta_of(own).context);
-  return out;
+  return out.copy_(result);
 }
 
 }  // namespace

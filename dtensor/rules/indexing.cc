@@ -291,6 +291,7 @@ bool fills_under_mask(const Arguments& args) {
   const at::Tensor& value = args.tensor("values");
   return mask.scalar_type() == at::kBool && value.numel() == 1 &&
          value.scalar_type() == self.scalar_type() && mask.dim() <= self.dim() &&
+         value.dim() <= 1 + self.dim() - mask.dim() &&
          mask.sizes() == self.sizes().slice(0, mask.dim());
 }
 

@@ -294,12 +294,17 @@ TEST(ReductionRulesTest, LogsumexpOfInfinities) {
 
 // The best of a cut line: two numbers of each line are sent, and not the line.
 TEST(ReductionRulesTest, PlacesInCutLines) {
+  at::Tensor with_nan = at::arange(4 * 50, at::kFloat).cos().view({4, 50}).contiguous();
+  with_nan[1][7] = NAN;
+  with_nan[1][40] = NAN;
+  with_nan[3][49] = NAN;
   const std::vector<at::Tensor> wholes = {
-      at::arange(4 * 11, at::kDouble).sin().view({4, 11}).contiguous(),
-      at::arange(4 * 11).remainder(5).view({4, 11}),            // with ties: the first
-      at::tensor({1.0, NAN, 3.0, NAN, 0.0, 2.0}).view({2, 3}),  // less than the ranks
-      at::arange(4 * 11, at::kBFloat16).remainder(7).view({4, 11}),
-      at::arange(4 * 11).remainder(3).eq(1).view({4, 11}),
+      at::arange(4 * 50, at::kDouble).sin().view({4, 50}).contiguous(),
+      at::arange(4 * 50).remainder(5).view({4, 50}),  // with ties: the first
+      with_nan,
+      at::arange(4 * 50, at::kBFloat16).remainder(7).view({4, 50}),
+      at::arange(4 * 50).remainder(3).eq(1).view({4, 50}),
+      at::tensor({1.0, NAN, 3.0, NAN, 0.0, 2.0}).view({2, 3}),  // so few that they are gathered
   };
   for (const std::vector<MeshDim>& dims :
        {std::vector<MeshDim>{{"x", 2}}, {{"x", 4}}, {{"x", 2}, {"y", 2}}}) {
@@ -343,6 +348,22 @@ TEST(ReductionRulesTest, PlacesInCutLines) {
       EXPECT_EQ(trace.events()[0].collective, "all_reduce");
       EXPECT_TRUE(at::equal(full_tensor(best), logits.argmax(-1))) << p.to_string();
     }
+    // A rank that has nothing of a line knows no best, of integers and truth values either.
+    for (const at::Tensor& whole : wholes) {
+      if (whole.size(1) != 50) continue;
+      const at::Tensor x = redistribute(distribute_tensor(whole, mesh, Placements{Replicate()}),
+                                        {RaggedShard(1, {20, 0, 30})});
+      const CommTrace trace(mesh);
+      const auto [most, most_at] = x.max(1);
+      const auto [least, least_at] = x.min(1);
+      EXPECT_EQ(trace.events().size(), 4u);
+      EXPECT_TRUE(at::equal(full_tensor(most_at), std::get<1>(whole.max(1))));
+      EXPECT_TRUE(at::equal(full_tensor(least_at), std::get<1>(whole.min(1))));
+      EXPECT_TRUE(at::allclose(full_tensor(most).to(at::kDouble),
+                               std::get<0>(whole.max(1)).to(at::kDouble), 0, 0, true));
+      EXPECT_TRUE(at::allclose(full_tensor(least).to(at::kDouble),
+                               std::get<0>(whole.min(1)).to(at::kDouble), 0, 0, true));
+    }
     // The gradient of a maximum goes where the largest is.
     at::Tensor leaf = logits.clone().requires_grad_();
     at::Tensor x = distribute_tensor(logits, mesh, Placements{Shard(1)}).requires_grad_();
@@ -358,11 +379,13 @@ TEST(ReductionRulesTest, CastsOfWhatIsStillPartial) {
     const at::Tensor whole = at::full({2}, c10::complex<float>(0, 1), at::kComplexFloat);
     const at::Tensor i = distribute_tensor(whole, mesh, Placements{Shard(0)});
     EXPECT_EQ(full_tensor(i.prod(0).to(at::kFloat)).item<float>(), -1.0f);
-    EXPECT_EQ(full_tensor(i.sum(0).to(at::kFloat)).item<float>(), 0.0f);
-    const at::Tensor x = distribute_tensor(at::tensor({1.5f, -3.0f}), mesh, Placements{Shard(0)});
+    const at::Tensor x = distribute_tensor(at::tensor({1.5f}), mesh, Placements{Shard(0)});
     EXPECT_EQ(full_tensor(x.amax(0).to(at::kFloat8_e4m3fn)).to(at::kFloat).item<float>(), 1.5f);
-    EXPECT_EQ(full_tensor(x.amax(0).to(at::kBFloat16)).to(at::kFloat).item<float>(), 1.5f);
-    EXPECT_EQ(full_tensor(x.amin(0).to(at::kInt)).item<int>(), -3);
+    EXPECT_TRUE(layout_of(x.amax(0).to(at::kBFloat16)).has_partial());
+    // (Of the infinity on the rank that has nothing the least integer would be made.)
+    EXPECT_EQ(full_tensor(x.amin(0).to(at::kInt)).item<int>(), 1);
+    const at::Tensor large = from_local(at::full({2}, 1 << 30, at::kInt), mesh, {Partial()});
+    EXPECT_TRUE(at::equal(full_tensor(large.to(at::kLong)), full_tensor(large).to(at::kLong)));
     // Of truth values: any, not how many.
     const at::Tensor flags = from_local(at::ones({2}, at::kBool), mesh, {Partial()});
     EXPECT_TRUE(at::equal(full_tensor(flags.to(at::kInt)), at::ones({2}, at::kInt)));
@@ -392,9 +415,12 @@ TEST(ReductionRulesTest, PlainOutArgumentsOfCutLines) {
       at::max_out(values, places, x, 1);
       EXPECT_TRUE(at::equal(full_tensor(values), std::get<0>(whole.max(1))));
       EXPECT_TRUE(at::equal(full_tensor(places), std::get<1>(whole.max(1))));
-      at::Tensor norm = at::full({4}, mesh->coordinate()[0], at::kFloat);
+      // Where it stands: in the memory that it had.
+      const at::Tensor memory = at::full({2, 4}, mesh->coordinate()[0], at::kFloat);
+      at::Tensor norm = memory[1];
       at::linalg_vector_norm_out(norm, x, 2, 1);
       EXPECT_TRUE(at::allclose(full_tensor(norm), at::linalg_vector_norm(whole, 2, 1)));
+      EXPECT_TRUE(at::equal(memory[1], full_tensor(norm)));
     }
   });
 }
