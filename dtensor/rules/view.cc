@@ -149,6 +149,12 @@ at::Tensor view_or_copy(const c10::OperatorHandle& op, at::Tensor view) {
   return op.operator_name().name.ends_with("_copy") ? view.clone() : view;
 }
 
+// In place the views that there are stay where they are, and what is written goes back to them. What has
+// to move becomes whole, from which the way back costs nothing.
+bool is_in_place(const OpCall& call) {
+  return call.op->operator_name().name.ends_with("_");
+}
+
 // A dimension that has one element on this rank only must stay.
 void squeeze_global_ones(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
@@ -166,7 +172,9 @@ void squeeze(const OpCall& call, Strategies& out) {
   int position = 0;
   for (int d = 0; d < self.ndim(); ++d) {
     if (std::find(gone.begin(), gone.end(), d) != gone.end()) continue;
-    out.add({Shard(d)}, {Shard(position++)}, squeeze_global_ones);
+    const int to = position++;
+    if (is_in_place(call) && !call.placement(0).is_shard(d)) continue;
+    out.add({Shard(d)}, {Shard(to)}, squeeze_global_ones);
   }
   for (ReduceOp op : kAllReduceOps) out.add({Partial(op)}, {Partial(op)}, squeeze_global_ones);
 }
@@ -242,6 +250,7 @@ void as_strided(const OpCall& call, Strategies& out) {
   const std::vector<int64_t> stride = call.arg("stride").toIntVector();
   const c10::IValue& offset = call.arg("storage_offset");
   if (self.ndim() == 0 || size.empty() || self.numel() == 0) return;
+  if (is_in_place(call)) return;
   if (self.strides != contiguous_strides(self.sizes)) return;
   if (size[0] != self.sizes[0] || stride[0] != self.strides[0]) return;
   int64_t last = offset.isNone() ? 0 : offset.toInt();
