@@ -137,5 +137,19 @@ TEST(EmbeddingTest, SecondDerivatives) {
   });
 }
 
+// Whether a table is large beside what is looked up in it is a question of the ranks that share it, and
+// not of how many others look things up.
+TEST(EmbeddingTest, MoreBatchesMakeNoTableSmaller) {
+  on_mesh({{"dp", 4}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor rows = at::arange(16 * 3, at::kFloat).view({16, 3});
+    const at::Tensor ids = at::arange(2048).remainder(16).view({8, 256});
+    const at::Tensor table = distribute_tensor(rows, mesh, Placements{Replicate(), Shard(0)});
+    const at::Tensor indices = distribute_tensor(ids, mesh, Placements{Shard(0), Replicate()});
+    const at::Tensor found = at::embedding(table, indices);
+    EXPECT_EQ(layout_of(found).placements(), (Placements{Shard(0), Partial()}));
+    EXPECT_TRUE(at::equal(full_tensor(found), at::embedding(rows, ids)));
+  });
+}
+
 }  // namespace
 }  // namespace shardweave
