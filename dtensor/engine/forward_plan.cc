@@ -429,7 +429,7 @@ at::Tensor laid_out(const ForwardLayouts& layouts, Direction direction, int inde
       if (const std::string why = not_dense(tensor); !why.empty()) {
         throw Error(absl::InvalidArgumentError(why));
       }
-      // Compared with the other ranks' at once where a plain tensor is first met, later with others.
+      // Compared with the other ranks' at once where this value first is one, later with others.
       PlainTensors& plain = context->plain_tensors;
       const uint64_t place = absl::HashOf(std::string_view(value->name), tensor.scalar_type());
       const bool is_new = !plain.has_met_at(place);
