@@ -489,8 +489,7 @@ TEST(FullyShardTest, WhatDoesNotGoTogether) {
                            SWV_CODE_FAILED_PRECONDITION),
                 HasSubstr("the module has no parameter to cut"));
     ok(swv_module_add_parameter(tiny, "one", one));
-    EXPECT_THAT(message_of(swv_module_fully_shard(tiny, mesh, nullptr, nullptr, nullptr)),
-                HasSubstr("the unit '(rest)' has 1 elements for the 2 ranks along 'dp'"));
+    ok(swv_module_fully_shard(tiny, mesh, nullptr, nullptr, nullptr));
   });
 }
 

@@ -6,9 +6,12 @@
 // The second run draws the same random numbers on the meshes of the inputs (dropout), works under
 // the same autocast, and communicates as the first one did. Numbers that the function draws elsewhere
 // (a mesh of none of the inputs, LibTorch's own generators) are other ones the second time: make the
-// inputs DTensors of the mesh, or set that state within the function. It is recorded and differentiated on its own: gradients of
-// parameters that the function uses are added to their .grad then, so backward() is the way to get
-// them, and torch::autograd::grad gives those of the inputs only.
+// inputs DTensors of the mesh, or set that state within the function. The second run is recorded and
+// differentiated on its own: gradients of parameters that the function uses are added to their .grad
+// then, so backward() is the way to get them, and torch::autograd::grad gives those of the inputs only.
+//
+// What the function writes besides, it writes twice. A batch norm in training counts a batch two times
+// in its running statistics, as under PyTorch's checkpoint(): leave such layers out of the function.
 //
 // Tensors that require grad and are no parameters are inputs, too (a time embedding, what an encoder
 // gives): captured, they are differentiated through while the function's own backward runs, and a second

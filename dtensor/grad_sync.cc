@@ -8,6 +8,7 @@
 #include "shardweave/dtensor/engine/fsdp_unit.h"
 #include "shardweave/dtensor/engine/grad_buckets.h"
 #include "shardweave/dtensor/engine/gradient_owner.h"
+#include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
@@ -29,6 +30,11 @@ std::vector<at::Tensor> sharded_leaves(const std::vector<at::Tensor>& parameters
     }
   }
   return sharded;
+}
+
+std::vector<at::Tensor> named_parameters_of(const torch::nn::Module& module) {
+  name_members(members_of(module));
+  return module.parameters();
 }
 
 std::shared_ptr<GradBuckets> attached(const std::vector<at::Tensor>& parameters,
@@ -118,7 +124,7 @@ uint64_t dtensor_internal::options_checksum(const GradSyncOptions& options) {
 }
 
 GradSync::GradSync(const torch::nn::Module& module, const GradSyncOptions& options)
-    : GradSync(module.parameters(), options) {}
+    : GradSync(named_parameters_of(module), options) {}
 
 GradSync::GradSync(const std::vector<at::Tensor>& parameters, const GradSyncOptions& options)
     : buckets_(attached(parameters, options)) {}

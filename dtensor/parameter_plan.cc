@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "shardweave/dtensor/engine/distribute.h"
 #include "shardweave/dtensor/engine/members.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/observe/text_table.h"
 #include "torch/nn/module.h"
 
@@ -205,6 +206,16 @@ std::vector<Member> members_of(const torch::nn::Module& module) {
   for (const auto& item : module.named_parameters()) add(item.key(), item.value(), false);
   for (const auto& item : module.named_buffers()) add(item.key(), item.value(), true);
   return members;
+}
+
+void name_members(const std::vector<Member>& members) {
+  for (const Member& member : members) {
+    if (!is_dtensor(member.tensor)) continue;
+    DTensorMeta& meta = meta_of(member.tensor);
+    if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
+    if (meta.family->fqn.empty()) meta.family->fqn = member.fqns[0];
+    if (meta.family->parameter == nullptr) meta.family->parameter = meta.spec;
+  }
 }
 
 std::string deciding_entry(const ResolvedTensor& tensor) {

@@ -350,13 +350,6 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
   const std::string text = text_of(options);
   std::vector<uint64_t> sums = {checksum(0, text)};
   for (Planned& unit : planned) {
-    int64_t numel = 0;
-    for (const SpecRef& spec : unit.used) numel += spec->numel();
-    if (numel < ranks) {
-      refuse_to_shard(absl::StatusCode::kInvalidArgument,
-                      str_cat("the unit '", name_of_unit(unit.module), "' has ", numel,
-                              " elements for the ", ranks, " ranks along '", along, "'"));
-    }
     if (options.equal_segments) {
       unit.segments = equal_segments(unit.used, mesh->mesh(), mesh_dim);
       if (!unit.segments->refusal.empty()) {
@@ -431,6 +424,7 @@ std::vector<FullyShardUnit> fully_shard(torch::nn::Module& module, const MeshPtr
     FsdpUnit::create(unit.module, parameters, unit.layouts, mesh_dim, how,
                      unit.segments.has_value() ? &*unit.segments : nullptr);
   }
+  name_members(members);
   // Names as the outermost module has them.
   for (const Member& member : members) {
     if (in_unit(member.tensor) != nullptr) {

@@ -158,10 +158,10 @@ std::string to_json(const std::vector<FullyShardUnit>& units);
 //
 // Collective over the mesh; compares the ranks' units. Throws Error before anything is changed:
 // InvalidArgument for a dimension that the mesh does not have, a parameter on another mesh or cut along
-// the dimension already, one with a ragged cut of its rows along another, a unit with fewer elements than
-// ranks, options that differ between ranks or contradict each other, reshard_after_forward_ranks that is
-// no divisor, a compute_device that LibTorch does not have here, or of parameters on another device that
-// is not the CPU, equal_segments of what other mesh dimensions cut unevenly, a dtype of mixed precision that
+// the dimension already, one with a ragged cut of its rows along another, options that differ between
+// ranks or contradict each other, reshard_after_forward_ranks that is no divisor, a compute_device that
+// LibTorch does not have here, or of parameters on another device that is not the CPU, equal_segments of
+// what other mesh dimensions cut unevenly, a dtype of mixed precision that
 // is none of the four, what another rank refuses, and what distribute_module() does; NotFound for a
 // pattern or type that matches no submodule with parameters; FailedPrecondition if all parameters are in
 // units already (inner modules come first), and for a parameter in a GradSync or a ZeroPartition that is

@@ -40,18 +40,6 @@ TEST(FullyShardMisuseTest, BadInput) {
   const std::vector<MeshDim> two = {{"dp", 2}};
   using enum absl::StatusCode;
   expect_error(
-      {{"dp", 4}},
-      [](const MeshPtr& mesh) {
-        nn::Linear tiny(nn::LinearOptions(3, 1).bias(false));
-        try {
-          fully_shard(*tiny, mesh);
-        } catch (...) {
-          EXPECT_FALSE(is_dtensor(tiny->weight));
-          throw;
-        }
-      },
-      kInvalidArgument, "the unit '(rest)' has 3 elements for the 4 ranks along 'dp'");
-  expect_error(
       two,
       [](const MeshPtr& mesh) {
         Net model;

@@ -21,6 +21,7 @@
 #include "shardweave/modules/testing/values.h"
 #include "torch/csrc/autograd/autograd.h"
 #include "torch/nn/module.h"
+#include "torch/nn/modules/batchnorm.h"
 #include "torch/nn/modules/embedding.h"
 #include "torch/nn/modules/linear.h"
 #include "torch/nn/modules/normalization.h"
@@ -733,6 +734,63 @@ TEST(FullyShardMixedPrecisionTest, OfTorchScript) {
         for (at::Tensor& p : parameters.parameters()) p.mutable_grad() = at::Tensor();
       }
     });
+  }
+}
+
+// Statistics are of float32, weights of what operators see; also after to(), which gives a module's
+// tensors others' data.
+TEST(FullyShardMixedPrecisionTest, BatchNormTrainsAndIsEvaluated) {
+  struct NetImpl : nn::Module {
+    nn::Linear in = register_module("in", nn::Linear(kDim, kDim));
+    nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(kDim));
+    at::Tensor forward(const at::Tensor& x) { return norm->forward(in->forward(x)); }
+  };
+  const at::Tensor x = at::sin(at::arange(6 * kDim, at::kFloat)).view({6, kDim});
+  NetImpl plain;
+  initialize(plain);
+  plain.forward(x);
+  plain.eval();
+  const at::Tensor wanted = plain.forward(x);
+  wanted.square().sum().backward();
+  for (const int64_t ranks : {1, 2, 8}) {  // some ranks have no rows
+    for (const bool converted : {false, true}) {
+      on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
+        NetImpl model;
+        initialize(model);
+        if (converted) {
+          distribute_module(model, mesh, {});
+          model.to(at::kDouble);
+          model.to(at::kFloat);
+        }
+        fully_shard(model, mesh, {.param_dtype = at::kBFloat16});
+        const at::Tensor mine = distribute_tensor(x, mesh, {{"dp", Shard(0)}});
+        model.forward(mine);
+        for (const auto& [name, statistics] :
+             {std::pair{"mean", &nn::BatchNorm1dImpl::running_mean},
+              std::pair{"var", &nn::BatchNorm1dImpl::running_var}}) {
+          const at::Tensor got = (*model.norm).*statistics;
+          EXPECT_EQ(got.scalar_type(), at::kFloat);
+          EXPECT_TRUE(at::allclose(full_tensor(got), (*plain.norm).*statistics, 1e-2, 1e-2))
+              << name;
+        }
+        model.eval();
+        {
+          const at::NoGradGuard no_grad;
+          EXPECT_TRUE(
+              at::allclose(full_tensor(model.forward(mine)).to(at::kFloat), wanted, 5e-2, 5e-2));
+        }
+        const at::Tensor got = model.forward(mine);
+        EXPECT_TRUE(at::allclose(full_tensor(got.detach()).to(at::kFloat), wanted, 5e-2, 5e-2));
+        got.square().sum().backward();
+        const Values gradients = gradients_of(model);
+        for (const auto& item : plain.named_parameters()) {
+          const at::Tensor& grad = gradients.at(item.key());
+          EXPECT_LE((grad - item.value().grad()).abs().max().item<double>(),
+                    0.05 * item.value().grad().abs().max().item<double>())
+              << item.key();
+        }
+      });
+    }
   }
 }
 

@@ -1,8 +1,11 @@
 // Gradients of a unit travel while backward goes on: begun when they are there, waited for when the
 // unit after the next is touched, and to the last bit what a backward gives that waits.
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -331,6 +334,38 @@ TEST(FullyShardOverlapTest, AfterABackwardThatFailed) {
     for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << i;
     EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
   });
+}
+
+// A rank that is slow has its gradients on their way for longer: all give them up alike.
+TEST(FullyShardOverlapTest, AfterABackwardThatFailedWithReplicas) {
+  for (int slow = 0; slow < 4; ++slow) {
+    on_mesh({{"replicas", 2}, {"dp", 2}}, [&](const MeshPtr& mesh) {
+      nn::Sequential model = make(), other = make();
+      fully_shard(*model, mesh, {.mesh_dim = "dp", .units = kUnits});
+      fully_shard(*other, mesh, {.mesh_dim = "dp", .units = kUnits});
+      at::Tensor x = distribute_tensor(input(0), mesh, {{"dp", Shard(0)}});
+      x = redistribute(x, {Shard(0), Shard(0)});
+      at::Tensor y = x;
+      for (int i = 0; i < kLayers; ++i) {
+        y = at::tanh(model[static_cast<size_t>(i)]->as<nn::Linear>()->forward(y));
+        if (i == kLayers - 3) {
+          y.register_hook(
+              [](const at::Tensor&) -> void { throw std::runtime_error("in the middle"); });
+        } else if (i == kLayers - 2 && 2 * mesh->coordinate()[0] + mesh->coordinate()[1] == slow) {
+          y.register_hook([](const at::Tensor&) -> void {
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          });
+        }
+      }
+      EXPECT_THROW(y.square().sum().backward(), std::exception);
+      for (at::Tensor& p : model->parameters()) p.mutable_grad() = at::Tensor();
+      loss_of(model, x).backward();
+      loss_of(other, x).backward();
+      const std::vector<at::Tensor> got = gradients(model), wanted = gradients(other);
+      for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << i;
+      EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
+    });
+  }
 }
 
 }  // namespace

@@ -716,5 +716,39 @@ TEST(FullyShardTest, AUnitGoesWithItsParameters) {
   }
 }
 
+// A gate, or a scale of another type than its block's: some ranks keep nothing of the unit.
+TEST(FullyShardTest, AUnitOfFewerElementsThanRanks) {
+  struct GatedImpl : nn::Module {
+    nn::Linear linear = register_module("linear", nn::Linear(3, 5));
+    at::Tensor gate = register_parameter("gate", at::full({2}, 0.5, at::kDouble));
+    at::Tensor forward(const at::Tensor& x) {
+      return linear(x) * gate[0].to(at::kFloat) + gate[1].to(at::kFloat);
+    }
+  };
+  const at::Tensor x = at::sin(at::arange(12, at::kFloat)).view({4, 3});
+  const auto steps = [](GatedImpl& model, const at::Tensor& input) {
+    torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.02));
+    for (int step = 0; step < 3; ++step) {
+      model.forward(input).square().sum().backward();
+      clip_grad_norm(model.parameters(), 0.5);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return values_of(model);
+  };
+  GatedImpl plain;
+  initialize(plain);
+  const Values wanted = steps(plain, x);
+  for (const int64_t ranks : {2, 3, 4}) {
+    on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
+      GatedImpl model;
+      initialize(model);
+      const auto units = fully_shard(model, mesh);
+      EXPECT_EQ(units.size(), 2U);
+      expect_close(steps(model, distribute_tensor(x, mesh, {{"dp", Shard(0)}})), wanted);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace shardweave

@@ -863,5 +863,70 @@ TEST(ParallelizeModuleTest, APlacementThatATensorCannotHaveNamesTheModule) {
   });
 }
 
+// A cast of a weight of a plan is made anew in each step, and has the weight's name.
+TEST(ParallelizeModuleTest, ACastWeightThatIsGatheredIsNamedOnce) {
+  struct Warnings final : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { said.push_back(warning.msg()); }
+    std::vector<std::string> said;
+  };
+  struct NetImpl : nn::Module {
+    nn::Linear up = register_module("up", nn::Linear(nn::LinearOptions(6, 8).bias(false)));
+    nn::Linear down = register_module("down", nn::Linear(nn::LinearOptions(8, 6).bias(false)));
+    at::Tensor forward(const at::Tensor& x) {
+      const at::Tensor y = at::matmul(x, up->weight.to(x.scalar_type()).t());
+      return at::matmul(y, down->weight.to(x.scalar_type()).t());
+    }
+  };
+  for (const bool converted : {false, true}) {
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      Warnings warnings;
+      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+      NetImpl model;
+      parallelize_module(model, mesh,
+                         {.parameter = {{"*.weight", {{"dp", Shard(0)}}}},
+                          .forward = {{"{up,down}.output", {{"dp", Shard(0)}}}}});
+      const at::ScalarType dtype = converted ? at::kFloat : at::kDouble;
+      if (converted) model.to(at::kDouble), model.to(at::kFloat);
+      const at::Tensor x = distribute_tensor(at::ones({64, 6}, dtype), mesh, {{"dp", Shard(0)}});
+      const at::Tensor wanted =
+          at::linear(at::linear(at::ones({64, 6}, dtype), full_tensor(model.up->weight).to(dtype)),
+                     full_tensor(model.down->weight).to(dtype));
+      for (int step = 0; step < 4; ++step) {
+        EXPECT_TRUE(at::allclose(full_tensor(model.forward(x)), wanted));
+      }
+      if (mesh->coordinate()[0] != 0) return;
+      std::erase_if(warnings.said, [](const std::string& text) {
+        return text.find("weight") == std::string::npos ||
+               text.find("has not been applied") != std::string::npos;
+      });
+      ASSERT_EQ(warnings.said.size(), 2U) << ::testing::PrintToString(warnings.said);
+      EXPECT_THAT(warnings.said[0], HasSubstr("the weight 'up.weight'"));
+      EXPECT_THAT(warnings.said[1], AllOf(HasSubstr("as 'up.weight' is, 1 more weight is"),
+                                          HasSubstr("down.weight")));
+    });
+  }
+}
+
+// What is brought into the shape or the type of a weight is no weight, and has no plan.
+TEST(ParallelizeModuleTest, AnInputThatBecomesLikeAWeightIsAnInput) {
+  struct NetImpl : nn::Module {
+    nn::Linear q = register_module("q", nn::Linear(4, 4));
+    nn::Linear k = register_module("k", nn::Linear(4, 4));
+  };
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    NetImpl model;
+    parallelize_module(
+        model, mesh,
+        {.parameter = {},
+         .forward = {{"q.output", {{"tp", Shard(0)}}}, {"k.output", {{"tp", Shard(1)}}}}});
+    at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, NamedPlacements{});
+    for (const auto& like :
+         {x.to(model.q->weight), x.view_as(model.q->weight), x.expand_as(model.q->weight)}) {
+      EXPECT_EQ(layout_of(model.q(like)), Layout({Shard(0)}));
+      EXPECT_EQ(layout_of(model.k(like)), Layout({Shard(1)}));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace shardweave

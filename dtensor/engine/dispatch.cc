@@ -368,8 +368,10 @@ void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
                                         : absl::StrCat("a weight of ", name_of(op), where, " ",
                                                        weight.spec->layout.to_string(), " ",
                                                        change.target->layout.to_string());
-  const bool is_new = fqn.empty() ? context.observation.said_unsharded.insert(name).second
-                                  : !std::exchange(weight.family->said_unsharded, true);
+  // A cast of a parameter (forward_plan.h) has its name, and is made anew in every step, too.
+  const bool is_parameter = !fqn.empty() && weight.family->parameter != nullptr;
+  const bool is_new = is_parameter ? !std::exchange(weight.family->said_unsharded, true)
+                                   : context.observation.said_unsharded.insert(name).second;
   if (!is_first_rank(context)) return;
   auto& said = context.observation.unsharded;
   const int64_t bytes = change.plan->plan.bytes();
@@ -377,7 +379,7 @@ void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
   if (said.first.empty()) {
     said.first = name;
     // A view has dimensions of its own: users know the parameter's.
-    const SpecRef& spec = fqn.empty() ? weight.spec : weight.family->parameter;
+    const SpecRef& spec = is_parameter ? weight.family->parameter : weight.spec;
     warn(op, absl::StrCat(name_of(op), where, " needs ",
                           fqn.empty() ? "a weight" : absl::StrCat("the weight '", fqn, "'"), ", ",
                           spec->to_string(), ",",

@@ -127,6 +127,12 @@ bool makes_views(const c10::FunctionSchema& schema) {
   });
 }
 
+// Of an operator that makes views: whether they are of `weight`, and not of an input that is brought
+// into its shape or type (x.view_as(weight), x.to(weight)).
+bool makes_views_of(const at::Tensor& weight, absl::Span<const IValue> args) {
+  return !args.empty() && args[0].isTensor() && args[0].toTensor().is_same(weight);
+}
+
 // `tensor`, made of `family`'s weight (a view of it, or a cast), is observed as that is.
 void observe(const at::Tensor& tensor, const ViewFamily& family) {
   if (!tensor.defined() || !is_dtensor(tensor.unsafeGetTensorImpl())) return;
@@ -332,7 +338,9 @@ void run_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
     return;
   }
   if (makes_views(schema)) {
+    const bool of_weight = makes_views_of(weight, args);
     op.callBoxed(stack);
+    if (!of_weight) return;
     for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
       observe((*stack)[i], *family);
     }
@@ -367,7 +375,12 @@ void dispatch_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
     const std::shared_ptr<ViewFamily> family =
         is_observed(target) ? meta_of(target).family : std::shared_ptr<ViewFamily>();
     op.callBoxed(stack);
-    if (family != nullptr) observe(target, *family);
+    if (family != nullptr) {
+      const bool is_parameter = family->parameter != nullptr;
+      observe(target, *family);
+      DTensorMeta& meta = meta_of(target);
+      if (is_parameter && meta.family->parameter == nullptr) meta.family->parameter = meta.spec;
+    }
     return;
   }
   const std::optional<at::ScalarType> output = use_parameters(op, stack);

@@ -50,6 +50,9 @@ void FsdpState::touch(FsdpUnit& unit) {
   in_backward_ = in_backward;
   FsdpUnit* guess = nullptr;
   if (current_ != &unit || begins_anew) {
+    // A backward that an error has ended leaves what a unit has sent, on ranks where that is still on
+    // its way. Nobody has those gradients, so no rank may go on with them.
+    if (begins_anew) wait_for_sent();
     // Gradients of the unit before travel while this one computes. Those of the one before that have
     // had their time, and there are three units in memory: this, the next, and what travels.
     finish_gradients(in_backward ? 1 : 0);

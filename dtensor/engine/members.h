@@ -30,6 +30,10 @@ struct PlanOrigin {
 // Parameters, then buffers; each tensor once, in the order of their first names.
 std::vector<Member> members_of(const torch::nn::Module& module);
 
+// DTensors among them that have lost their names, know them again: module->to() has given them data of
+// tensors that had none.
+void name_members(const std::vector<Member>& members);
+
 // resolve_plan(); errors begin with `function`.
 std::vector<ResolvedTensor> resolve_members(const std::vector<Member>& members,
                                             const DeviceMesh& mesh, const ParameterPlan& plan,

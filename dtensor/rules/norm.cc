@@ -197,9 +197,33 @@ double count_per_channel(const at::Tensor& input) {
          static_cast<double>(std::max<int64_t>(input.size(1), 1));
 }
 
+at::Tensor as(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.defined() ? tensor.to(dtype) : tensor;
+}
+
+// LibTorch's kernels want all that is per channel to be of one type, and look at the weight alone. Where
+// the others differ (fully_shard() casts parameters, and no buffers) they become of single precision,
+// which the kernels take with halves.
+void unify_types(BoxedCall& boxed, std::initializer_list<const char*> per_channel) {
+  std::optional<at::ScalarType> first;
+  bool differ = false;
+  for (const char* name : per_channel) {
+    const at::Tensor tensor = boxed.tensor(name);
+    if (!tensor.defined()) continue;
+    differ = differ || tensor.scalar_type() != first.value_or(tensor.scalar_type());
+    first = tensor.scalar_type();
+  }
+  if (!differ || !at::isReducedFloatingType(boxed.tensor("input").scalar_type())) return;
+  for (const char* name : per_channel) {
+    const at::Tensor tensor = boxed.tensor(name);
+    if (tensor.defined()) boxed[name] = tensor.to(at::kFloat);
+  }
+}
+
 // With given statistics no others are returned; LibTorch's kernels for GPUs repeat those.
 void normalize_shard(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
+  unify_types(boxed, {"weight", "bias", "running_mean", "running_var"});
   const at::Tensor input = boxed.tensor("input");
   const bool repeats = input.is_cuda();
   if (repeats && input.numel() != 0) return boxed.run();
@@ -224,9 +248,18 @@ void normalize_shard_backward(const c10::OperatorHandle& op, c10::Stack& stack,
     for (const char* name : {"save_mean", "save_invstd"}) {
       if (input.is_cuda() && !boxed.has(name)) boxed[name] = at::empty({0}, input.options());
     }
-    return boxed.run();
+    unify_types(boxed, {"weight", "running_mean", "running_var", "save_mean", "save_invstd"});
   }
   at::Tensor results[3];
+  if (input.numel() != 0) {
+    c10::Stack arguments = boxed.arguments();
+    op.callBoxed(arguments);
+    for (size_t i = 0; i < 3; ++i) {
+      results[i] = arguments.end()[static_cast<ptrdiff_t>(i) - 3].toTensor();
+      if (call.outputs[i] != nullptr) results[i] = as(results[i], call.outputs[i]->dtype);
+    }
+    return boxed.finish({results[0], results[1], results[2]});
+  }
   for (size_t i = 0; i < 3; ++i) {
     if (call.outputs[i] == nullptr) continue;
     const Dims& sizes = call.outputs[i]->local_sizes;
@@ -360,10 +393,6 @@ Moments moments(const c10::OperatorHandle& op, const at::Tensor& input) {
              .div_(count_per_channel(input));
   const at::Tensor mean = sums.select(0, 0).clone();
   return {mean, sums.select(0, 1).sub(mean.mul(mean)).clamp_min_(0)};
-}
-
-at::Tensor as(const at::Tensor& tensor, at::ScalarType dtype) {
-  return tensor.defined() ? tensor.to(dtype) : tensor;
 }
 
 std::optional<at::Tensor> given(const at::Tensor& tensor) {
