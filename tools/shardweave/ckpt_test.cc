@@ -91,6 +91,17 @@ std::string saved_run(const std::string& name) {
   return directory;
 }
 
+// `bazel run` starts the program elsewhere, and says where the user is.
+TEST(CkptTest, RelativePathsMeanTheUsersDirectory) {
+  const std::string directory = saved_run("relative");
+  const size_t slash = directory.find_last_of('/');
+  ASSERT_EQ(::setenv("BUILD_WORKING_DIRECTORY", directory.substr(0, slash).c_str(), 1), 0);
+  const Ran ran = ckpt({"ls", directory.substr(slash + 1)});
+  ::unsetenv("BUILD_WORKING_DIRECTORY");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("relative/step-000010"));
+}
+
 TEST(CkptTest, ListsAndShows) {
   const std::string run = saved_run("looked_at");
   const Json list = ckpt({"ls", run, "--json"}).json();
