@@ -624,6 +624,9 @@ absl::StatusOr<CkptOutcome> run_import(const Words& args, const CkptFlags& flags
     const absl::StatusOr<std::vector<WantedTensor>> wanted = tensors_of_config(*config);
     if (!wanted.ok()) return wanted.status();
     FileMatch match = match_files(*model_kind(*config), *wanted, *there);
+    if (match.ok()) {
+      if (absl::Status status = compare_copies(match); !status.ok()) return status;
+    }
     if (!match.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("'", args[0], "' is of another model: ", match.to_string()));
