@@ -56,7 +56,9 @@ struct CheckpointOptions {
 struct LoadOptions {
   // What the state has and the checkpoint has not stays as it is, and is no error.
   bool allow_missing = false;
-  // What the checkpoint has and the state has not is no error.
+  // What the checkpoint has and the state has not is no error: tensors, and values that add_...() functions
+  // have added (random numbers, a loader's position, a scaler), without which a run goes on otherwise. Those of
+  // set_value() are none in any case.
   bool allow_unexpected = false;
   // Another floating-point dtype is converted instead of refused.
   bool cast = false;

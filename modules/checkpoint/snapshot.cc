@@ -166,8 +166,10 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
     }
     manifest.values[name] = *std::move(json);
     others = checksum(checksum(others, name), manifest.values[name]);
+    if (value.resumes()) manifest.resumes.insert(name);
   }
   for (const std::string& prefix : manifest.without_state) others = checksum(others, prefix);
+  for (const std::string& name : manifest.resumes) others = checksum(others, name);
   sums.push_back(others);
   request.plan = value_or_throw(plan_save(request.tensors, mesh.shape()));
 
