@@ -333,19 +333,22 @@ TEST(TrainerTest, GoesOnOnAnotherMeshAnotherWay) {
 // The checksums of pieces are of pieces that ranks read whole, as on the mesh that saved them.
 TEST(TrainerTest, OnAnotherMeshABitThatHasChangedIsNoticed) {
   const std::string directory = new_path("changed");
-  const auto run = [&](int size, Way way, int64_t steps) {
+  const auto run = [&](int size, const Placement& cut, int64_t steps) {
     return try_on_mesh({{"dp", size}}, [&](const MeshPtr& mesh) {
-      Trainee(mesh, way, {.steps = steps, .checkpoints = directory, .resume = Resume::kIfThere})
-          .run();
+      Trainee trainee(mesh, Way::kDdp,
+                      {.steps = steps, .checkpoints = directory, .resume = Resume::kIfThere});
+      trainee.trainer().state().add_tensor("rows",
+                                           distribute_tensor(at::ones({7, 2}), mesh, {cut}));
+      trainee.run();
     });
   };
-  EXPECT_EQ(run(2, Way::kDdp, 1), absl::OkStatus());
+  EXPECT_EQ(run(2, Replicate(), 1), absl::OkStatus());
   // Whole in one of the files.
   int changed = 0;
   for (const char* name : {"/rank-00000.safetensors", "/rank-00001.safetensors"}) {
     const std::string path = directory + "/step-000001" + name;
     const auto opened = value_or_throw(SafetensorsFile::open(path));
-    const StoredTensor* tensor = opened->find("model.embedding.weight");
+    const StoredTensor* tensor = opened->find("rows");
     if (tensor == nullptr) continue;
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     uint64_t header = 0;
@@ -358,8 +361,8 @@ TEST(TrainerTest, OnAnotherMeshABitThatHasChangedIsNoticed) {
     ++changed;
   }
   EXPECT_EQ(changed, 1);
-  EXPECT_EQ(run(2, Way::kDdp, 2).code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(run(3, Way::kFsdp, 2).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(run(2, Replicate(), 2).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(run(3, Shard(0), 2).code(), absl::StatusCode::kDataLoss);
 }
 
 // A sum of many in 16 bits stands still where its neighbours are further away than a summand.
