@@ -2368,12 +2368,13 @@ SWV_API SWV_MUST_USE swv_status* swv_checkpointer_create(const swv_mesh* mesh,
 SWV_API void swv_checkpointer_free(swv_checkpointer* checkpointer);
 /* The directory has step-000100 when it returns. SWV_CODE_ALREADY_EXISTS for a step that is there,
  * SWV_CODE_RESOURCE_EXHAUSTED for a full disk, SWV_CODE_PERMISSION_DENIED; SWV_CODE_INVALID_ARGUMENT
- * for a Partial, and for what differs between ranks. COLLECTIVE. */
+ * for a Partial, and for what differs between ranks. An error of a save beside training before it is a
+ * warning on stderr here, and keeps nothing from being saved. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_checkpointer_save(swv_checkpointer* checkpointer, int64_t step,
                                                        const swv_state* state);
 /* Returns when this rank's part is copied, and writes it on a thread of its own. One save is under way
- * at a time. An error of it comes out of the next call. out_saved: 0 if it was skipped; may be NULL.
- * COLLECTIVE. */
+ * at a time. An error of it comes out of the next call that is not swv_checkpointer_save. out_saved: 0
+ * if it was skipped; may be NULL. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_checkpointer_save_async(swv_checkpointer* checkpointer,
                                                              int64_t step, const swv_state* state,
                                                              swv_bool* out_saved);

@@ -1,11 +1,8 @@
 #include "backends.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -105,12 +102,6 @@ uint64_t hash(std::string_view bytes, uint64_t seed = 0xcbf29ce484222325) {
 int fail(const std::string& who, const absl::Status& status, ExitCode code) {
   std::fprintf(stderr, "%s: %s\n", who.c_str(), status.ToString().c_str());
   return code;
-}
-
-void enter_working_directory() {
-  if (const char* directory = std::getenv("BUILD_WORKING_DIRECTORY")) {
-    if (::chdir(directory) != 0) std::perror(directory);
-  }
 }
 
 int run_on_ranks(const Backend& backend, int argc, char** argv, const RankWork& rank) {

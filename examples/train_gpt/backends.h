@@ -15,6 +15,7 @@
 #include "activity.h"
 #include "shardweave/comm/communicator.h"
 #include "shardweave/comm/world.h"
+#include "shardweave/tools/working_directory/working_directory.h"
 
 namespace train_gpt {
 
@@ -23,8 +24,7 @@ enum ExitCode { kDone = 0, kFailed = 1, kUsage = 2 };
 // Says on stderr what failed, and returns `code`.
 int fail(const std::string& who, const absl::Status& status, ExitCode code = kFailed);
 
-// `bazel run` starts programs elsewhere; from now on relative paths mean the user's directory.
-void enter_working_directory();
+using shardweave::enter_working_directory;
 
 struct Backend {
   std::string name;  // of the program

@@ -50,7 +50,10 @@ int64_t take_steps(Gpt model, Optimizer& optimizer, const Settings& settings, co
     if (!settings.resume.empty()) {
       first = shardweave::load_checkpoint(settings.resume, state, mesh).step;
     }
-    if (!settings.save.empty()) checkpointer.emplace(settings.save, mesh);
+    if (!settings.save.empty()) {
+      checkpointer.emplace(settings.save, mesh);
+      checkpointer->open(first);  // or hours later there is nowhere to save
+    }
   }
   const int64_t end = first + settings.steps;
   for (int64_t step = first; step < end; ++step) {

@@ -172,6 +172,7 @@ void train(const Settings& settings, const LlamaOptions& options, std::string_vi
     }
     if (const std::string save = absl::GetFlag(FLAGS_save); !save.empty()) {
       checkpointer.emplace(save, mesh);
+      checkpointer->open(first);  // or hours later there is nowhere to save
     }
   }
   if (first >= settings.steps) {

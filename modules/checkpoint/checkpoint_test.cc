@@ -662,6 +662,40 @@ TEST(CheckpointTest, AnotherStateIsOneErrorThatNamesAllOfIt) {
   });
 }
 
+// What a run goes on with is not dropped unheard; a value of the program's own is the program's to ask for.
+TEST(CheckpointTest, ValuesThatResumeARunAreUnexpectedWhereNobodyAsks) {
+  const std::string directory = new_directory("resumes");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    state.add_tensor("w", ones({6, 4}, mesh, {Shard(0)}));
+    add_random_state(state, mesh);
+    state.add_value("counted_lately", {.get = [] { return std::string("1"); },
+                                       .set = [](const std::string&) {},
+                                       .is_optional = true});
+    state.set_value("epoch", "3");
+    save_checkpoint(directory, 1, state, mesh);
+    StateDict other;
+    const at::Tensor w = zeros({6, 4}, mesh, {Shard(0)});
+    other.add_tensor("w", w);
+    try {
+      load_checkpoint(directory, other, mesh);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(error.status().message()),
+                  ::testing::EndsWith("is of another state: unexpected: value random"));
+    }
+    EXPECT_EQ(full_tensor(w).sum().item<double>(), 0);
+    const LoadedCheckpoint loaded =
+        load_checkpoint(directory, other, mesh, {.allow_unexpected = true});
+    EXPECT_EQ(loaded.unexpected, std::vector<std::string>{"value random"});
+    EXPECT_EQ(loaded.values.at("epoch"), "3");
+    EXPECT_EQ(full_tensor(w).sum().item<double>(), 24);
+    add_random_state(other, mesh);
+    EXPECT_TRUE(load_checkpoint(directory, other, mesh).unexpected.empty());
+  });
+}
+
 // Moments that were kept with another step, or with none that can be known, are other moments.
 TEST(CheckpointTest, MomentsWithoutTheirStepAreNotLoaded) {
   const std::string directory = new_directory("no_step");

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "c10/util/Exception.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
@@ -41,6 +42,7 @@ class Checkpointer::State {
     context_ = MeshContext::of(mesh);
   }
   ~State() {
+    give_up_if_broken();
     try {
       wait();
     } catch (const std::exception& error) {
@@ -52,22 +54,28 @@ class Checkpointer::State {
   const MeshPtr& mesh() const { return mesh_; }
   const CheckpointOptions& options() const { return options_; }
 
-  void open() {
+  void open(std::optional<int64_t> done) {
     wait_together("Checkpointer");
-    const absl::Status mine = status_of([&]() -> absl::Status {
-      FileSystem& fs = *options_.file_system;
-      if (whole(*context_).rank() != 0 || lock_ != nullptr) return absl::OkStatus();
-      if (absl::Status status = create_directories(fs, directory_); !status.ok()) return status;
-      absl::StatusOr<std::unique_ptr<FileLock>> locked = lock_directory(fs, directory_);
-      if (locked.ok()) lock_ = *std::move(locked);
-      return locked.status();
+    const absl::Status mine = status_of([&] {
+      if (whole(*context_).rank() != 0) return absl::OkStatus();
+      return open_directory(*options_.file_system, directory_, done, lock_);
     });
     const absl::Status status = agree(whole(*context_), mine, options_.timeout);
     if (!status.ok()) throw Error("Checkpointer", status);
   }
 
   void save(int64_t step, const StateDict& state, std::source_location where) {
-    wait_together("save_checkpoint");
+    // One that has failed does not keep this one from the disk; but nothing is saved over a mesh that is
+    // broken.
+    const absl::Status earlier = settle();
+    if (!earlier.ok()) {
+      Communicator& comm = whole(*context_);
+      if (!comm.health().ok()) throw Error("save_checkpoint", earlier);
+      if (comm.rank() == 0) {
+        TORCH_WARN("a checkpoint before that of step ", step,
+                   " was not saved: ", std::string(earlier.message()));
+      }
+    }
     SaveRequest request = snapshot(step, state, nullptr, "save_checkpoint", where);
     const absl::Status status =
         write_checkpoint(whole(*context_), options_.file_system, request, lock_, options_.timeout);
@@ -117,6 +125,14 @@ class Checkpointer::State {
     if (!status.ok()) throw Error("save_async", status);
   }
 
+  // As wait(), and throws on all ranks if on any: after a time-out some may have saved. Collective.
+  void wait_together(const char* function) {
+    const absl::Status mine = joined();
+    const absl::Status all = agree(whole(*context_), mine, longest());
+    if (!mine.ok()) throw Error("save_async", mine);
+    if (!all.ok()) throw Error(function, all);
+  }
+
  private:
   // The error of the save that was under way. Local.
   absl::Status joined() {
@@ -128,12 +144,28 @@ class Checkpointer::State {
   // Of a rank that still writes what the others have given up, who wait for it on the mesh.
   absl::Duration longest() const { return std::max(options_.timeout, absl::Hours(1)); }
 
-  // As wait(), and throws on all ranks if on any: after a time-out some may have saved.
-  void wait_together(const char* function) {
+  // The error of the save that was under way, on any rank. Collective.
+  absl::Status settle() {
     const absl::Status mine = joined();
     const absl::Status all = agree(whole(*context_), mine, longest());
-    if (!mine.ok()) throw Error("save_async", mine);
-    if (!all.ok()) throw Error(function, all);
+    return mine.ok() ? all : mine;
+  }
+
+  // Who waits for a rank that hangs does not wait for its part of a checkpoint, too, which may be given an
+  // hour: the threads' group is another than those that have told of it. Local.
+  void give_up_if_broken() {
+    if (!thread_.joinable()) return;
+    absl::Status broken = mesh_->world()->health();
+    for (const auto& comm : watched_) broken.Update(comm->health());
+    if (broken.ok()) return;
+    // After another error than a deadline all ranks may be alive, and the checkpoint nearly there.
+    const absl::Time until = absl::IsDeadlineExceeded(broken)
+                                 ? absl::InfinitePast()
+                                 : absl::Now() + std::min(options_.timeout, absl::Seconds(30));
+    while (!done_.load(std::memory_order_acquire)) {
+      if (absl::Now() >= until) return comm_->abort(broken);
+      absl::SleepFor(absl::Milliseconds(10));
+    }
   }
 
   // Sees to the threads' group: another if it is broken on any rank, as after a time-out.
@@ -145,11 +177,27 @@ class Checkpointer::State {
                        .wait());
     if (renew == 0) return;
     comm_ = nullptr;
+    watch();
     absl::StatusOr<std::shared_ptr<Communicator>> made =
         mesh_->world()->subgroup(mesh_->mesh().ranks(), str_cat("checkpoint ", directory_));
     const absl::Status status = agree(comm, made.status(), longest());
     if (!status.ok()) throw Error("save_async", status);
     comm_ = *std::move(made);
+  }
+
+  // Those by which a rank of the mesh is noticed that hangs. As a program with DTensors on the mesh has
+  // them all, hardly one is made for this. Collective.
+  void watch() {
+    if (!watched_.empty()) return;
+    const DeviceMesh& mesh = mesh_->mesh();
+    std::vector<std::shared_ptr<Communicator>> found;
+    std::vector<int> dims;
+    for (int d = 0; d < mesh.ndim(); ++d) {
+      dims.push_back(d);
+      if (mesh.size(d) > 1) found.push_back(value_or_throw(mesh_->communicator(d)));
+    }
+    if (mesh.ndim() > 1) found.push_back(value_or_throw(mesh_->communicator(dims)));
+    watched_ = std::move(found);
   }
 
   static void warn_of(const absl::Status& not_removed) {
@@ -176,9 +224,10 @@ class Checkpointer::State {
   const MeshPtr mesh_;
   CheckpointOptions options_;
   std::shared_ptr<MeshContext> context_;
-  std::unique_ptr<FileLock> lock_;         // rank 0's, from the first save on
-  std::shared_ptr<Communicator> comm_;     // the thread's; null: none so far
-  std::shared_ptr<StagingMemory> memory_;  // of the last copy
+  std::unique_ptr<FileLock> lock_;      // rank 0's, from open() or the first save on
+  std::shared_ptr<Communicator> comm_;  // the thread's; null: none so far
+  std::vector<std::shared_ptr<Communicator>> watched_;  // the mesh's, once there is comm_
+  std::shared_ptr<StagingMemory> memory_;               // of the last copy
   std::thread thread_;
   std::atomic<bool> done_ = true;
   absl::Status status_;  // of the thread, once joined
@@ -189,8 +238,8 @@ Checkpointer::Checkpointer(std::string directory, const MeshPtr& mesh,
     : state_(std::make_unique<State>(std::move(directory), mesh, options)) {}
 Checkpointer::~Checkpointer() = default;
 
-void Checkpointer::open() {
-  state_->open();
+void Checkpointer::open(std::optional<int64_t> done) {
+  state_->open(done);
 }
 
 void Checkpointer::save(int64_t step, const StateDict& state, std::source_location where) {
@@ -207,7 +256,7 @@ void Checkpointer::wait() {
 
 LoadedCheckpoint Checkpointer::load(StateDict& state, const LoadOptions& options,
                                     std::source_location where) {
-  state_->wait();
+  state_->wait_together("load_checkpoint");
   LoadOptions with_files = options;
   if (with_files.file_system == nullptr) with_files.file_system = state_->options().file_system;
   return load_checkpoint(state_->directory(), state, state_->mesh(), with_files, where);

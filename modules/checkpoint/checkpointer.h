@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <vector>
@@ -56,7 +57,9 @@ struct CheckpointOptions {
 struct LoadOptions {
   // What the state has and the checkpoint has not stays as it is, and is no error.
   bool allow_missing = false;
-  // What the checkpoint has and the state has not is no error.
+  // What the checkpoint has and the state has not is no error: tensors, and values that add_...() functions
+  // have added (random numbers, a loader's position, a scaler), without which a run goes on otherwise. Those of
+  // set_value() are none in any case.
   bool allow_unexpected = false;
   // Another floating-point dtype is converted instead of refused.
   bool cast = false;
@@ -79,30 +82,35 @@ struct LoadedCheckpoint {
 
 class Checkpointer {
  public:
-  // Touches nothing yet. From the first save on the directory is this one's, until it goes.
+  // Touches nothing yet. From open() or the first save on the directory is this one's, until it goes.
   Checkpointer(std::string directory, const MeshPtr& mesh, const CheckpointOptions& options = {});
-  // Waits. An error that nobody has asked for is a warning.
+  // Waits. An error that nobody has asked for is a warning. On a mesh that is broken, as by a rank that
+  // hangs, the save that is under way is given up, soon.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   // Makes the directory, if it is not there, and takes it: what the first save does, before there is
-  // anything to save. After wait(). Throws Error, on all ranks: FailedPrecondition if another run saves
-  // there; of the disk. Collective.
-  void open();
+  // anything to save, so that a run that cannot save says so at its beginning. `done`: how many steps are; a
+  // checkpoint of a later one is an error then, as it would be at the first save. Who resumes from this
+  // directory calls it without before load(), so that no other run saves in between. May be called again.
+  // After wait(). Throws Error, on all ranks: FailedPrecondition if another run saves there, or for that
+  // later step; PermissionDenied, ... of the disk. Collective.
+  void open(std::optional<int64_t> done = std::nullopt);
   // DIRECTORY/step-000100 when it returns. What the optimizer or the model does afterwards is not in it.
+  // An error of the save_async() before is a warning here, for that would be a second checkpoint lost.
   // Throws Error: AlreadyExists for a step that is there (that save_async() has saved, too: at the end of a
   // run wait() is enough); FailedPrecondition if another run saves there, or there is a later step (a run
   // that goes back to an older checkpoint saves elsewhere);
   // ResourceExhausted, PermissionDenied, ... of the disk; InvalidArgument for a state or a step that
-  // differs between ranks, and a Partial; what wait() throws.
+  // differs between ranks, and a Partial.
   void save(int64_t step, const StateDict& state,
             std::source_location where = std::source_location::current());
 
   // The same, beside training: returns when this rank's part is copied (as many bytes of memory as it
   // is to write, which stay for the next copy as long as the Checkpointer is there). One save is under
   // way at a time: see WhenBusy. False: it was skipped. An error of the save comes out of the next
-  // save(), save_async() or wait().
+  // save_async(), load(), open() or wait(), and save() warns of it.
   bool save_async(int64_t step, const StateDict& state,
                   std::source_location where = std::source_location::current());
   // Until what is under way is on the disk. Local; throws its error, the same on all ranks.

@@ -3,12 +3,18 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "ATen/ATen.h"
+#include "ATen/Parallel.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/comm/status_exception.h"
+#include "shardweave/comm/world.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/checkpoint/checkpointer.h"
 #include "shardweave/modules/checkpoint/testing/faulty_file_system.h"
@@ -29,11 +35,17 @@ std::string new_directory(const std::string& name) {
   return path;
 }
 
+Placements along_first(const MeshPtr& mesh, const Placement& placement) {
+  Placements placements(static_cast<size_t>(mesh->mesh().ndim()), Replicate());
+  placements[0] = placement;
+  return placements;
+}
+
 // All elements are the step.
 struct Model {
   explicit Model(const MeshPtr& mesh, double value = 0)
-      : w(distribute_tensor(at::full({7, 5}, value), mesh, {Shard(0)})),
-        b(distribute_tensor(at::full({3}, value), mesh, {Replicate()})) {
+      : w(distribute_tensor(at::full({7, 5}, value), mesh, along_first(mesh, Shard(0)))),
+        b(distribute_tensor(at::full({3}, value), mesh, along_first(mesh, Replicate()))) {
     state.add_tensor("w", w);
     state.add_tensor("b", b);
   }
@@ -338,6 +350,142 @@ TEST(CrashTest, ErrorsOfTheBackgroundComeOutOfTheNextCall) {
               absl::StatusCode::kInvalidArgument);
   });
   fs::remove(directory + "_file");
+}
+
+// The last of a run is not lost to one before it.
+TEST(CrashTest, ASaveAfterOneThatFailedIsMade) {
+  const std::string directory = new_directory("after_failed");
+  on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+    Model model(mesh, 1);
+    Checkpointer checkpointer(directory, mesh);
+    checkpointer.save(1, model.state);
+    checkpointer.save_async(1, model.state);  // is there already
+    model.set(2);
+    EXPECT_EQ(status_of([&] { checkpointer.save(2, model.state); }), absl::OkStatus());
+    checkpointer.wait();  // it has been told
+    // Its own errors it throws.
+    EXPECT_EQ(status_of([&] { checkpointer.save(2, model.state); }).code(),
+              absl::StatusCode::kAlreadyExists);
+    checkpointer.save_async(2, model.state);
+    EXPECT_EQ(status_of([&] { checkpointer.load(model.state); }).code(),
+              absl::StatusCode::kAlreadyExists);
+  });
+  EXPECT_EQ(newest(directory), 2);
+}
+
+// At the beginning of a run, not hours later.
+TEST(CrashTest, WhatTheFirstSaveWouldMeetOpenMeets) {
+  const std::string directory = new_directory("opened");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Model model(mesh, 1);
+    const auto error_of = [&](const CheckpointOptions& options, std::optional<int64_t> done) {
+      Checkpointer checkpointer(directory, mesh, options);
+      const absl::Status status = status_of([&] { checkpointer.open(done); });
+      (void)full_tensor(model.w);  // before the lock is dropped
+      return status;
+    };
+    EXPECT_EQ(error_of({}, 0), absl::OkStatus());
+    save_checkpoint(directory, 7, model.state, mesh);
+    EXPECT_EQ(error_of({}, 7), absl::OkStatus());
+    EXPECT_EQ(error_of({}, std::nullopt), absl::OkStatus());
+    const absl::Status later = error_of({}, 6);
+    EXPECT_EQ(later.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(later.message()), HasSubstr("is of a later step than 6"));
+    // The directory and the lock are there, and nothing can be made in it.
+    const auto full = std::make_shared<FaultyFileSystem>(Fault{.kind = FaultKind::kFail, .at = 0});
+    EXPECT_EQ(error_of({.file_system = full}, 7).code(), absl::StatusCode::kResourceExhausted);
+    Checkpointer first(directory, mesh);
+    first.open();
+    first.open(7);
+    EXPECT_EQ(error_of({}, 7).code(), absl::StatusCode::kFailedPrecondition);
+  });
+  int64_t entries = 0;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    EXPECT_THAT(entry.path().string(), ::testing::Not(HasSubstr(".tmp-")));
+    ++entries;
+  }
+  EXPECT_EQ(entries, 3);  // the checkpoint, the lock, latest
+}
+
+// Files of which nothing can be made until somebody says so.
+class StuckFileSystem final : public FileSystem {
+ public:
+  explicit StuckFileSystem(std::latch& go_on) : go_on_(go_on) {}
+  absl::StatusOr<std::unique_ptr<WritableFile>> create(const std::string& path) override {
+    go_on_.wait();
+    return posix_->create(path);
+  }
+  absl::Status create_directory(const std::string& path) override {
+    return posix_->create_directory(path);
+  }
+  absl::StatusOr<std::unique_ptr<ReadableFile>> open(const std::string& path,
+                                                     Symlinks symlinks) override {
+    return posix_->open(path, symlinks);
+  }
+  absl::Status sync_directory(const std::string& path) override {
+    return posix_->sync_directory(path);
+  }
+  absl::Status rename(const std::string& from, const std::string& to) override {
+    return posix_->rename(from, to);
+  }
+  absl::StatusOr<std::vector<DirectoryEntry>> list(const std::string& path) override {
+    return posix_->list(path);
+  }
+  absl::Status remove_file(const std::string& path) override { return posix_->remove_file(path); }
+  absl::Status remove_directory(const std::string& path) override {
+    return posix_->remove_directory(path);
+  }
+  absl::StatusOr<std::unique_ptr<FileLock>> lock(const std::string& path,
+                                                 const std::string& holder) override {
+    return posix_->lock(path, holder);
+  }
+
+ private:
+  std::latch& go_on_;
+  const std::shared_ptr<FileSystem> posix_ = posix_file_system();
+};
+
+// The rank that hangs does so in training and in its part of the checkpoint. One of the others notices, by
+// a deadline on one dimension of the mesh; none waits for the checkpoint's.
+TEST(CrashTest, WhoIsLeftByARankThatHangsEndsSoon) {
+  const std::string directory = new_directory("hangs");
+  constexpr int kRanks = 4;
+  std::latch others_ended(kRanks - 1);
+  WorldOptions options;
+  options.timeout = absl::Seconds(2);
+  const absl::Status status = run_ranks(
+      kRanks,
+      [&](World& world) -> absl::Status {
+        at::set_num_threads(1);
+        const MeshPtr mesh = value_or_throw(init_device_mesh(world, {{"dp", 2}, {"tp", 2}}));
+        Model model(mesh, 1);
+        (void)model.value();
+        // Of which each rank has a piece to write.
+        model.state.add_tensor("x",
+                               distribute_tensor(at::ones({4, 4}), mesh, {Shard(0), Shard(1)}));
+        const bool hangs = mesh->rank() == Rank(3);
+        CheckpointOptions its = {.timeout = absl::Seconds(40)};
+        if (hangs) its.file_system = std::make_shared<StuckFileSystem>(others_ended);
+        std::optional<Checkpointer> checkpointer(std::in_place, directory, mesh, its);
+        checkpointer->save_async(1, model.state);
+        if (hangs) {
+          others_ended.wait();
+          checkpointer.reset();
+          return absl::OkStatus();
+        }
+        if (mesh->rank() == Rank(1)) {
+          EXPECT_EQ(status_of([&] { (void)full_tensor(model.w); }).code(),
+                    absl::StatusCode::kDeadlineExceeded);
+        }
+        const absl::Time begun = absl::Now();
+        checkpointer.reset();
+        EXPECT_LT(absl::Now() - begun, absl::Seconds(20));
+        others_ended.count_down();
+        return absl::OkStatus();
+      },
+      options);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(list_checkpoints(directory)->size() > 0);
 }
 
 TEST(CrashTest, AfterATimeOutTheNextSaveWorks) {

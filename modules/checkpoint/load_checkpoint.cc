@@ -195,6 +195,9 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
   for (const auto& [name, saved] : manifest.tensors) {
     if (!used.contains(name)) unexpected.push_back(name);
   }
+  for (const std::string& name : manifest.resumes) {
+    if (!state.has_value(name)) unexpected.push_back(str_cat("value ", name));
+  }
   std::string wrong;
   if (!options.allow_missing) append_list(&wrong, "missing", missing);
   if (!options.allow_unexpected) append_list(&wrong, "unexpected", unexpected);

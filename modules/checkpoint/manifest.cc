@@ -1,6 +1,8 @@
 #include "shardweave/modules/checkpoint/manifest.h"
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/modules/checkpoint/checksum.h"
@@ -171,10 +173,12 @@ std::string Manifest::to_json() const {
   }
   json["values"] = Json::object();
   for (const auto& [name, value] : values) json["values"][name] = Json::parse(value);
+  if (!resumes.empty()) json["resumes"] = resumes;
   // A line for each thing, not for each number of it.
   std::string text = "{\n";
   for (const char* key : {"format", "version", "step", "world", "tensors", "aliases",
-                          "without_state", "files", "values"}) {
+                          "without_state", "files", "values", "resumes"}) {
+    if (!json.contains(key)) continue;
     const Json& value = json[key];
     str_append(&text, " ", Json(key).dump(), ": ");
     const bool is_list = value.is_object() && std::string_view(key) != "world";
@@ -216,9 +220,10 @@ absl::StatusOr<Manifest> Manifest::parse(std::string_view text) {
     return absl::UnimplementedError(str_cat("version ", json["version"].dump(),
                                             " of the format; this library reads ", kVersion));
   }
-  absl::Status status = check_keys({}, json,
-                                   {"format", "version", "step", "world", "tensors", "aliases",
-                                    "without_state", "files", "values", "xxh3"});
+  std::vector<std::string> keys = {"format",  "version",       "step",  "world",  "tensors",
+                                   "aliases", "without_state", "files", "values", "xxh3"};
+  if (json.contains("resumes")) keys.emplace_back("resumes");
+  absl::Status status = check_keys({}, json, keys);
   if (!status.ok()) return status;
   Manifest manifest;
   const std::optional<int64_t> step = as_size(json["step"]);
@@ -261,6 +266,14 @@ absl::StatusOr<Manifest> Manifest::parse(std::string_view text) {
   if (!json["values"].is_object()) return unexpected({"values"}, "an object", json["values"]);
   for (const auto& [name, value] : json["values"].items()) {
     manifest.values[name] = value.dump();
+  }
+  if (!json.contains("resumes")) return manifest;
+  if (!json["resumes"].is_array()) return unexpected({"resumes"}, "a list", json["resumes"]);
+  for (const Json& name : json["resumes"]) {
+    if (!name.is_string() || !manifest.values.contains(name.get<std::string>())) {
+      return unexpected({"resumes"}, "a list of names of \"values\"", name);
+    }
+    manifest.resumes.insert(name.get<std::string>());
   }
   return manifest;
 }

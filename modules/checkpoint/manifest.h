@@ -56,6 +56,9 @@ struct Manifest {
   std::set<std::string, std::less<>> without_state;
   std::map<std::string, SavedFile, std::less<>> files;
   std::map<std::string, std::string, std::less<>> values;  // texts of JSON
+  // Names of those without which a run does not go on as it was (random numbers, a loader's position): a
+  // state that has no place for one of these is another state. In a manifest that does not say it: none.
+  std::set<std::string, std::less<>> resumes;
 
   // Its last line is the checksum of what stands before that.
   std::string to_json() const;

@@ -199,7 +199,8 @@ Manifest sample() {
   manifest.tensors["empty"] = {DType::kF32, {0, 4}, {}};
   manifest.aliases["v"] = "w";
   manifest.without_state = {"optimizer.w."};
-  manifest.values = {{"epoch", "3"}, {"list", "[1,\"a\",null]"}};
+  manifest.values = {{"epoch", "3"}, {"list", "[1,\"a\",null]"}, {"random", "{}"}};
+  manifest.resumes = {"random"};
   return manifest;
 }
 
@@ -210,6 +211,15 @@ TEST(ManifestTest, ComesBackFromItsText) {
   EXPECT_EQ(*parsed, sample());
   EXPECT_THAT(text,
               HasSubstr(R"("number": {"dtype":"I64","pieces":[{"file":"rank-00001.safetensors",)"));
+  // Older ones do not say what resumes a run.
+  std::string older = text;
+  const std::string_view line = " \"resumes\": [\"random\"],\n";
+  ASSERT_NE(older.find(line), std::string::npos);
+  older.erase(older.find(line), line.size());
+  Manifest without = sample();
+  without.resumes.clear();
+  EXPECT_EQ(*Manifest::parse(older), without);
+  EXPECT_THAT(without.to_json(), ::testing::Not(HasSubstr("resumes")));
   EXPECT_EQ(piece_name("w", Dims{5, 3}, {{0, 0}, {3, 3}}), "w[0:3, 0:3]");
   EXPECT_EQ(piece_name("w", Dims{5, 3}, {{0, 0}, {5, 3}}), "w");
   EXPECT_EQ(piece_name("number", Dims{}, {}), "number");
@@ -241,6 +251,8 @@ TEST(ManifestTest, RefusesWhatIsNotWhole) {
       {"\"rank-00001.safetensors\": {\"bytes\":900",
        "\"rank-00001.safetensors\": {\"bytes\":9223372036854775000", "below 2^63 in all files"},
       {"\"epoch\": 3", "\"epoch\": 3, \"epoch\": 4", "stands twice"},
+      {"[\"random\"]", "[\"step\"]", "\"resumes\": wanted a list of names of \"values\""},
+      {"[\"random\"]", "\"random\"", "\"resumes\": wanted a list"},
       {"}\n", "", "no JSON"},
       {"\"values\": {", "\"values\": [{", "no JSON"},
   };

@@ -29,7 +29,7 @@ struct RewriteOptions {
   std::shared_ptr<FileSystem> file_system = {};  // null: POSIX
 };
 
-// DIRECTORY/step-N. `about`: step, values, aliases and without_state; its tensors are those of `sources`.
+// DIRECTORY/step-N. `about`: step, values, resumes, aliases and without_state; its tensors are those of `sources`.
 // Errors: InvalidArgument for options out of range; as Checkpointer::save(), and what reading says.
 absl::Status rewrite_checkpoint(const std::string& directory, const Manifest& about,
                                 const std::vector<TensorSource>& sources,

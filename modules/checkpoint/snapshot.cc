@@ -111,6 +111,12 @@ Communicator& whole(MeshContext& context) {
   return context.communicator(dims);
 }
 
+std::string mesh_text(const DeviceMesh& mesh) {
+  return absl::StrJoin(mesh.dims(), ",", [](std::string* text, const MeshDim& dim) {
+    str_append(text, dim.name, "=", dim.size);
+  });
+}
+
 void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
                    std::shared_ptr<StagingMemory>* memory, const std::string& settings,
                    const Cause& cause, SaveRequest& request) {
@@ -126,9 +132,7 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
   Manifest& manifest = request.manifest;
   manifest.step = step;
   manifest.world_size = mesh.size();
-  manifest.mesh = absl::StrJoin(mesh.dims(), ",", [](std::string* text, const MeshDim& dim) {
-    str_append(text, dim.name, "=", dim.size);
-  });
+  manifest.mesh = mesh_text(mesh);
   const std::vector<StateTensor> tensors = tensors_now(state, manifest);
   std::vector<uint64_t> sums;
   for (const StateTensor& one : tensors) {
@@ -166,8 +170,10 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
     }
     manifest.values[name] = *std::move(json);
     others = checksum(checksum(others, name), manifest.values[name]);
+    if (value.resumes()) manifest.resumes.insert(name);
   }
   for (const std::string& prefix : manifest.without_state) others = checksum(others, prefix);
+  for (const std::string& name : manifest.resumes) others = checksum(others, name);
   sums.push_back(others);
   request.plan = value_or_throw(plan_save(request.tensors, mesh.shape()));
 

@@ -23,6 +23,9 @@ struct StateTensor {
 // The group of all of the mesh's ranks; its ranks are row-major.
 Communicator& whole(dtensor_internal::MeshContext& context);
 
+// As Manifest::mesh has it: "dp=2,tp=2".
+std::string mesh_text(const DeviceMesh& mesh);
+
 // Fills in all of `request` but the directory. `memory`: what this rank is to write is copied now, to
 // this memory, or other if that is too small; null: it is read when it is written. Compares the ranks' states, and `settings` beside them. Collective;
 // throws Error on all ranks.

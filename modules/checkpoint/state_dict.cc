@@ -85,8 +85,10 @@ void StateDict::set_value(const std::string& name, std::string_view json) {
   }
   own_values_.insert(name);
   auto text = std::make_shared<std::string>(*normal);
-  values_[name] = {[text] { return *text; }, nullptr,
-                   [text](const std::string& loaded) { *text = loaded; }};
+  values_[name] = {.get = [text] { return *text; },
+                   .check = nullptr,
+                   .set = [text](const std::string& loaded) { *text = loaded; },
+                   .is_own = true};
 }
 
 std::string StateDict::value(const std::string& name) const {

@@ -71,6 +71,10 @@ struct NamedValue {
   std::function<absl::Status(const std::string&)> check;  // null: any will do
   std::function<void(const std::string&)> set;
   bool is_optional = false;  // a checkpoint may lack it: then `set` is not called
+  bool is_own = false;       // set_value()'s: what it is for the program alone knows
+
+  // Whether a run that loads without it does not go on as it was.
+  bool resumes() const { return !is_optional && !is_own; }
 };
 
 }  // namespace checkpoint_internal
@@ -82,7 +86,8 @@ class StateDict {
   // saved or looked for.
   void add_tensor(std::string name, at::Tensor tensor, std::vector<std::string> aliases = {});
   // JSON, the same on all ranks. May be called again, as before each save: the new value takes the
-  // old one's place. Loading replaces it, too; a checkpoint without it is an error.
+  // old one's place. Loading replaces it, too; a checkpoint without it is an error. (Who loads a
+  // checkpoint with it need not have it: LoadedCheckpoint::values.)
   void set_value(const std::string& name, std::string_view json);
   // Throws Error (NotFound).
   std::string value(const std::string& name) const;

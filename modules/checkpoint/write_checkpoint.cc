@@ -76,16 +76,37 @@ absl::StatusOr<Written> write_part(const std::shared_ptr<FileSystem>& fs, SaveRe
   return written;
 }
 
+absl::Status make_and_lock(FileSystem& fs, const std::string& directory,
+                           std::unique_ptr<FileLock>& lock) {
+  absl::Status status = create_directories(fs, directory);
+  if (!status.ok() || lock != nullptr) return status;
+  absl::StatusOr<std::unique_ptr<FileLock>> locked = lock_directory(fs, directory);
+  if (locked.ok()) lock = *std::move(locked);
+  return locked.status();
+}
+
+// FailedPrecondition if there is a later step than `step`.
+absl::Status check_newest(FileSystem& fs, const std::string& directory, int64_t step) {
+  const absl::StatusOr<std::string> newest = find_checkpoint(directory, &fs);
+  if (absl::IsNotFound(newest.status())) return absl::OkStatus();
+  if (!newest.ok()) return newest.status();
+  const std::optional<int64_t> its = checkpoint_step(newest->substr(newest->find_last_of('/') + 1));
+  if (!its.has_value() || *its <= step) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      str_cat("'", *newest, "' is of a later step than ", step,
+              ", and would be taken for the newest; a run that goes back saves into another "
+              "directory, or removes the later ones first"));
+}
+
+std::string temporary_name(int64_t step) {
+  return str_cat(checkpoint_name(step), ".tmp-", new_nonce());
+}
+
 // Of rank 0: the name of the temporary directory.
 absl::StatusOr<std::string> begin(FileSystem& fs, SaveRequest& request,
                                   std::unique_ptr<FileLock>& lock) {
-  absl::Status status = create_directories(fs, request.directory);
+  absl::Status status = make_and_lock(fs, request.directory, lock);
   if (!status.ok()) return status;
-  if (lock == nullptr) {
-    absl::StatusOr<std::unique_ptr<FileLock>> locked = lock_directory(fs, request.directory);
-    if (!locked.ok()) return locked.status();
-    lock = *std::move(locked);
-  }
   request.not_removed = remove_leftovers(fs, request.directory);
   const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(request.directory);
   if (!entries.ok()) return entries.status();
@@ -97,17 +118,9 @@ absl::StatusOr<std::string> begin(FileSystem& fs, SaveRequest& request,
                   "' is there already; remove it to save that step again"));
     }
   }
-  const absl::StatusOr<std::string> newest = find_checkpoint(request.directory, &fs);
-  if (!newest.ok() && !absl::IsNotFound(newest.status())) return newest.status();
-  const std::optional<int64_t> newest_step =
-      newest.ok() ? checkpoint_step(newest->substr(newest->find_last_of('/') + 1)) : std::nullopt;
-  if (newest_step.has_value() && *newest_step > request.manifest.step) {
-    return absl::FailedPreconditionError(
-        str_cat("'", *newest, "' is of a later step than ", request.manifest.step,
-                ", and would be taken for the newest; a run that goes back saves into another "
-                "directory, or removes the later ones first"));
-  }
-  std::string temporary = str_cat(name, ".tmp-", new_nonce());
+  status = check_newest(fs, request.directory, request.manifest.step);
+  if (!status.ok()) return status;
+  std::string temporary = temporary_name(request.manifest.step);
   status = fs.create_directory(join_path(request.directory, temporary));
   if (!status.ok()) return status;
   return temporary;
@@ -167,6 +180,17 @@ absl::Status commit(FileSystem& fs, SaveRequest& request, const std::vector<std:
 }
 
 }  // namespace
+
+absl::Status open_directory(FileSystem& fs, const std::string& directory,
+                            std::optional<int64_t> done, std::unique_ptr<FileLock>& lock) {
+  absl::Status status = make_and_lock(fs, directory, lock);
+  if (status.ok() && done.has_value()) status = check_newest(fs, directory, *done);
+  if (!status.ok()) return status;
+  // The lock alone does not tell: its file may have been there. By a name that the next save removes.
+  const std::string probe = join_path(directory, temporary_name(done.value_or(0)));
+  status = fs.create_directory(probe);
+  return status.ok() ? fs.remove_directory(probe) : status;
+}
 
 absl::Status write_checkpoint(Communicator& comm, const std::shared_ptr<FileSystem>& fs,
                               SaveRequest& request, std::unique_ptr<FileLock>& lock,

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,11 @@ struct SaveRequest {
   // there all the same, and the next save tries again.
   absl::Status not_removed;
 };
+
+// Of rank 0, before there is anything to save: makes the directory and takes `lock`, if it is null, and finds
+// out whether a save could make its own in there. `done`: FailedPrecondition for a checkpoint of a later step.
+absl::Status open_directory(FileSystem& fs, const std::string& directory,
+                            std::optional<int64_t> done, std::unique_ptr<FileLock>& lock);
 
 // `comm`: its ranks are those of the plan. `lock`: rank 0's, taken if it is null, and kept. Collective;
 // the same status on all ranks. `timeout`: for the slowest rank to write its part.

@@ -35,6 +35,7 @@
 namespace shardweave {
 namespace {
 
+using ::testing::AllOf;
 using testing::Fault;
 using testing::FaultKind;
 using testing::FaultyFileSystem;
@@ -397,7 +398,7 @@ TEST(HuggingFaceTest, OlderAndNewerNamesAreRead) {
     memory[info.name.substr(10)] = read_tensor(*mixtral, info.name);
   }
   std::map<std::string, at::Tensor> tied = all_of(reference("llama"));
-  tied["lm_head.weight"] = at::zeros({29, 18});
+  tied["lm_head.weight"] = tied.at("model.embed_tokens.weight").clone();
   tied["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::zeros({2});
   const std::vector<std::pair<std::string, std::string>> paths = {
       {"gpt2", variant("old", "gpt2", old)},
@@ -413,6 +414,30 @@ TEST(HuggingFaceTest, OlderAndNewerNamesAreRead) {
       const at::NoGradGuard no_grad;
       const at::Tensor logits = full_tensor(model.forward({want.inputs})[0]);
       EXPECT_LE((logits - want.logits).abs().max().item<double>(), 2e-5);
+    });
+  }
+}
+
+// transformers does not tie a head that is there and differs: as an embedding it would be another model.
+TEST(HuggingFaceTest, AHeadThatDiffersFromWhatItIsTiedToIsAnError) {
+  std::map<std::string, at::Tensor> tensors = all_of(reference("llama"));
+  const at::Tensor embedding = tensors.at("model.embed_tokens.weight");
+  at::Tensor head = embedding.clone();
+  head[28][17] += 1;  // of the last rank's rows
+  const std::vector<std::pair<at::Tensor, std::string>> heads = {
+      {head, "tie_word_embeddings"},
+      {embedding.to(at::kDouble), "F64"},
+      {embedding.slice(0, 0, 28).clone(), "[28, 18] there"}};
+  for (const auto& [its, why] : heads) {
+    SCOPED_TRACE(why);
+    tensors["lm_head.weight"] = its;
+    const std::string path = variant("head", "llama", tensors);
+    on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+      const nn::Model model = made(config_of("llama"), mesh, false, false);
+      const absl::Status status = status_of_load(path, *model.module, mesh);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("differing: lm_head.weight"), HasSubstr(why)));
     });
   }
 }

@@ -90,13 +90,18 @@ class Reader {
 
 absl::Status match(const std::string& path, std::string_view kind,
                    const std::vector<ModelTensor>& tensors, const LoadPretrainedOptions& options,
-                   const std::shared_ptr<FileSystem>& fs, FileMatch& matched) {
+                   const std::shared_ptr<FileSystem>& fs, const Communicator& comm,
+                   FileMatch& matched) {
   const absl::StatusOr<std::vector<TensorSource>> there = weight_sources(path, fs);
   if (!there.ok()) return there.status();
   matched = match_files(kind, wanted_of(tensors), *there);
   FileMatch wrong = matched;
   if (options.allow_missing) wrong.missing.clear();
   if (options.allow_unexpected) wrong.unexpected.clear();
+  if (wrong.ok()) {
+    const absl::Status read = compare_copies(wrong, comm.rank(), comm.size());
+    if (!read.ok()) return read;
+  }
   if (wrong.ok()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       str_cat("'", path, "' is of another model: ", wrong.to_string()));
@@ -289,9 +294,9 @@ LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& mod
       return absl::ResourceExhaustedError(str_cat("cannot read: ", std::string_view(error.what())));
     }
   };
-  check(agree(comm,
-              guarded([&] { return match(path, result.kind, tensors, options, fs, matched); }),
-              timeout));
+  check(agree(
+      comm, guarded([&] { return match(path, result.kind, tensors, options, fs, comm, matched); }),
+      timeout));
   // They may have met two directories of one name, or one that is changing.
   if (const std::optional<Difference> differs =
           first_difference(*context, sums_of(tensors, matched), {.name = kLoad, .where = where})) {

@@ -182,6 +182,32 @@ void append_list(std::string* text, const char* what, const std::vector<std::str
   if (names.size() > kMost) str_append(text, " and ", names.size() - kMost, " more");
 }
 
+// Whether the bytes of a box are the same in both: some rows at a time, of rows that are too large some
+// of theirs.
+absl::StatusOr<bool> is_equal(const TensorSource& a, const TensorSource& b, const Box& box,
+                              size_t dim) {
+  constexpr int64_t kMostBytes = int64_t{4} << 20;
+  const int64_t bytes = box.numel() * element_size(a.dtype);
+  if (bytes == 0) return true;
+  if (bytes <= kMostBytes || dim == box.shape.size()) {
+    std::vector<char> x(static_cast<size_t>(bytes)), y(x.size());
+    absl::Status status = a.read(box, box, x.data());
+    if (status.ok()) status = b.read(box, box, y.data());
+    if (!status.ok()) return status;
+    return x == y;
+  }
+  const int64_t rows = box.shape[dim];
+  const int64_t step = std::max<int64_t>(1, kMostBytes / (bytes / rows));
+  for (int64_t row = 0; row < rows; row += step) {
+    Box part = box;
+    part.offset[dim] += row;
+    part.shape[dim] = std::min(step, rows - row);
+    absl::StatusOr<bool> equal = is_equal(a, b, part, dim + 1);
+    if (!equal.ok() || !*equal) return equal;
+  }
+  return true;
+}
+
 class Matcher {
  public:
   Matcher(std::string_view kind, const std::vector<TensorSource>& there)
@@ -190,34 +216,42 @@ class Matcher {
   }
 
   void find(const WantedTensor& wanted) {
-    std::optional<std::vector<FilePart>> chosen;
+    std::vector<std::vector<FilePart>> chosen;  // of each name that is there
     std::vector<std::string> names = {wanted.name};
     names.insert(names.end(), wanted.aliases.begin(), wanted.aliases.end());
-    // The other names of a tied weight are of no use, but known.
     for (const std::string& name : names) {
       for (std::vector<FilePart>& way : ways(kind_, name, wanted.shape)) {
         if (!has_all(way)) continue;
         for (const FilePart& part : way) used_.insert(part.name);
-        if (!chosen.has_value()) chosen = std::move(way);
+        chosen.push_back(std::move(way));
         break;
       }
     }
     match_.found.emplace_back();
-    if (!chosen.has_value()) {
+    if (chosen.empty()) {
       for (const FilePart& part : file_parts(kind_, wanted.name, wanted.shape)) {
         if (!places_.contains(part.name)) match_.missing.push_back(part.name);
         used_.insert(part.name);
       }
       return;
     }
-    bool fits = true;
-    std::vector<SourcePart> parts;
-    for (const FilePart& part : *chosen) {
-      const TensorSource& source = there_[places_.at(part.name)];
-      fits = is_as(source, part, wanted, there_[places_.at(chosen->front().name)].dtype) && fits;
-      parts.push_back({source, part.box});
+    std::optional<TensorSource>& found = match_.found.back();
+    found = together(wanted, chosen[0]);
+    // The other names of a tied weight are of no use, but are to be the same.
+    for (size_t i = 1; i < chosen.size(); ++i) {
+      std::optional<TensorSource> copy = together(wanted, chosen[i]);
+      if (!found.has_value() || !copy.has_value()) continue;
+      const std::string& name = chosen[i].front().name;
+      const std::string& its = chosen[0].front().name;
+      if (copy->dtype != found->dtype) {
+        match_.differing.push_back(str_cat(name, " (", safetensors_name(copy->dtype), "; ", its,
+                                           ", to which it is tied, is ",
+                                           safetensors_name(found->dtype), ")"));
+        continue;
+      }
+      match_.copies.push_back({name, *std::move(copy), *found});
+      match_.copies.back().found.name = its;
     }
-    if (fits) match_.found.back() = put_together(wanted.name, wanted.shape, std::move(parts));
   }
 
   FileMatch finish() {
@@ -229,6 +263,20 @@ class Matcher {
   }
 
  private:
+  // None, and said so, if they do not fit.
+  std::optional<TensorSource> together(const WantedTensor& wanted,
+                                       const std::vector<FilePart>& way) {
+    bool fits = true;
+    std::vector<SourcePart> parts;
+    for (const FilePart& part : way) {
+      const TensorSource& source = there_[places_.at(part.name)];
+      fits = is_as(source, part, wanted, there_[places_.at(way.front().name)].dtype) && fits;
+      parts.push_back({source, part.box});
+    }
+    if (!fits) return std::nullopt;
+    return put_together(wanted.name, wanted.shape, std::move(parts));
+  }
+
   bool has_all(const std::vector<FilePart>& parts) const {
     return std::all_of(parts.begin(), parts.end(),
                        [&](const FilePart& part) { return places_.contains(part.name); });
@@ -297,6 +345,28 @@ FileMatch match_files(std::string_view kind, const std::vector<WantedTensor>& wa
   Matcher matcher(kind, there);
   for (const WantedTensor& each : wanted) matcher.find(each);
   return matcher.finish();
+}
+
+absl::Status compare_copies(FileMatch& match, int64_t rank, int64_t num_ranks) {
+  for (const FileMatch::Copy& copy : match.copies) {
+    Box share = whole_box(copy.tensor.shape);
+    if (share.shape.empty()) {
+      if (rank != 0) continue;
+    } else {
+      const int64_t rows = share.shape[0];
+      const int64_t each = rows / num_ranks, rest = rows % num_ranks;
+      share.offset[0] = rank * each + std::min(rank, rest);
+      share.shape[0] = each + (rank < rest ? 1 : 0);
+    }
+    const absl::StatusOr<bool> equal = is_equal(copy.tensor, copy.found, share, 0);
+    if (!equal.ok()) return equal.status();
+    if (*equal) continue;
+    match.differing.push_back(str_cat(
+        copy.name, " (other values than ", copy.found.name,
+        ", to which it is tied here; set \"tie_word_embeddings\" to false in config.json if "
+        "it is a head of its own)"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace shardweave

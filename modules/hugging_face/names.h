@@ -5,15 +5,17 @@
 //   file_parts("mixtral", "model.layers.0.mlp.experts.down_proj", {8, 64, 224});    // one for each expert
 //
 // Most have one name in memory and in files. Those that have not are a table in names.cc, by kind of
-// model ("llama", "gpt2", "mixtral", "vit"; for others names are what they are). Values; pure functions,
-// without LibTorch.
+// model ("llama", "gpt2", "mixtral", "vit"; for others names are what they are). Values; pure functions
+// but compare_copies(); without LibTorch.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "shardweave/modules/checkpoint/box.h"
 #include "shardweave/modules/checkpoint/tensor_source.h"
 
@@ -49,6 +51,13 @@ struct FileMatch {
   std::vector<std::string> missing;     // in files' names
   std::vector<std::string> unexpected;  // likewise; not what is passed over
   std::vector<std::string> differing;   // "lm_head.weight ([29, 18] there, [30, 18] here)"
+  // Of tied weights that are there by several names the further ones, beside the one that was found: of one
+  // shape and dtype. Whether they have its values compare_copies() says.
+  struct Copy {
+    std::string name;  // in files' names
+    TensorSource tensor, found;
+  };
+  std::vector<Copy> copies;
 
   bool ok() const { return missing.empty() && unexpected.empty() && differing.empty(); }
   // "missing: a, b; differing: c (...)", with the first twenty of each.
@@ -58,5 +67,9 @@ struct FileMatch {
 // the name of the part around the layers ("h.0..." for "transformer.h.0...", as older files of GPT-2).
 FileMatch match_files(std::string_view kind, const std::vector<WantedTensor>& wanted,
                       const std::vector<TensorSource>& there);
+
+// Reads the copies, this rank's share of the rows of each, a few MB at a time: one of which a byte differs
+// goes into `differing`, for a model whose weights are tied would lose it. Errors of reading.
+absl::Status compare_copies(FileMatch& match, int64_t rank = 0, int64_t num_ranks = 1);
 
 }  // namespace shardweave

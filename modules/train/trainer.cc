@@ -18,6 +18,7 @@
 #include "shardweave/dtensor/random.h"
 #include "shardweave/modules/checkpoint/agree.h"
 #include "shardweave/modules/checkpoint/loader_position.h"
+#include "shardweave/modules/checkpoint/snapshot.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/train/event_file.h"
 #include "shardweave/tools/progress/progress_bar.h"
@@ -263,7 +264,16 @@ class Trainer::Run {
   }
 
   void first_checkpoint() {
-    if (options_.resume == Resume::kNo && has_checkpoint()) {
+    std::optional<Newest> there = newest();
+    // Before anything is loaded: or hours later there is nowhere to save; and a job that is started again
+    // while the one before still saves would load what is not the newest for long. Nothing is made for a run
+    // that has nothing to do, nor where load() says that there is nothing.
+    const bool is_lost = options_.resume == Resume::kNewest && !there.has_value();
+    if (!is_lost && (!there.has_value() || there->step < options_.steps)) {
+      parts_.checkpointer->open();
+      there = newest();
+    }
+    if (options_.resume == Resume::kNo && there.has_value()) {
       throw Error(kTrainer,
                   absl::FailedPreconditionError(str_cat(
                       "'", options_.checkpoints,
@@ -271,30 +281,42 @@ class Trainer::Run {
                       "run that goes on")));
     }
     if (options_.resume == Resume::kNewest ||
-        (options_.resume == Resume::kIfThere && has_checkpoint())) {
+        (options_.resume == Resume::kIfThere && there.has_value())) {
+      // Where ranks read parts of what others have saved no checksum is of what they read.
+      const LoadOptions options = {.verify = there.has_value() && there->is_of_another_mesh};
       parts_.batches_done = -1;
-      parts_.steps_done = parts_.checkpointer->load(parts_.state, {}, where_).step;
+      parts_.steps_done = parts_.checkpointer->load(parts_.state, options, where_).step;
       if (parts_.batches_done < 0) {
         parts_.batches_done = parts_.steps_done * options_.accumulate;
       }
       parts_.saved = parts_.steps_done;
     }
-    // Or hours later there is nowhere to save.
-    if (parts_.steps_done < options_.steps) parts_.checkpointer->open();
   }
 
-  // As the first rank sees it.
-  bool has_checkpoint() const {
+  // Of the newest checkpoint, as the first rank sees it.
+  struct Newest {
+    int64_t step = 0;
+    bool is_of_another_mesh = false;
+  };
+  std::optional<Newest> newest() const {
     const auto answer = from_first(
         *parts_.comm,
         [&]() -> absl::StatusOr<std::string> {
           const absl::StatusOr<std::string> found = find_checkpoint(options_.checkpoints);
-          if (found.ok()) return "yes";
-          if (absl::IsNotFound(found.status())) return "no";
-          return found.status();
+          if (absl::IsNotFound(found.status())) return "";
+          if (!found.ok()) return found.status();
+          const absl::StatusOr<Manifest> manifest = read_manifest(*found);
+          if (!manifest.ok()) return manifest.status();
+          const bool is_alike =
+              manifest->mesh == checkpoint_internal::mesh_text(parts_.mesh->mesh());
+          return str_cat(is_alike ? "=" : "!", manifest->step);
         },
         options_.save_timeout);
-    return value_or_throw(answer) == "yes";
+    const std::string text = value_or_throw(answer);
+    if (text.empty()) return std::nullopt;
+    Newest its = {.is_of_another_mesh = text[0] == '!'};
+    (void)absl::SimpleAtoi(text.substr(1), &its.step);
+    return its;
   }
 
   absl::Status open_writers() {
@@ -486,14 +508,48 @@ class Trainer::Run {
     }
   }
 
-  void save() {
-    try {
+  // The error of the save that was under way, the same question on all ranks.
+  absl::Status settled() const {
+    const absl::Status mine = checkpoint_internal::status_of([&] {
       parts_.checkpointer->wait();
-    } catch (const Error& error) {  // of the one before, the same on all ranks
-      if (parts_.is_first()) TORCH_WARN("a checkpoint was not saved: ", error.what());
-    }
+      return absl::OkStatus();
+    });
+    const absl::Status all =
+        agree(*parts_.comm, mine, std::max(options_.save_timeout, absl::Hours(1)));
+    return mine.ok() ? all : mine;
+  }
+
+  void warn_of(const absl::Status& not_saved) const {
+    if (not_saved.ok() || !parts_.is_first()) return;
+    TORCH_WARN("a checkpoint was not saved: ", std::string(not_saved.message()));
+  }
+
+  // `is_last`: nothing is lost any more by trying, whatever became of the one before.
+  void save(bool is_last = false) {
+    const absl::Status before = settled();
+    // What time does not mend ends the run: this step is lost, where the run would go on for days with
+    // nothing saved, unheard, and lose them all. A full disk may have room again.
+    const bool stays = absl::IsFailedPrecondition(before) || absl::IsPermissionDenied(before) ||
+                       absl::IsAlreadyExists(before);
+    if (stays && !is_last) throw Error(kTrainer, before);
+    warn_of(before);
     parts_.checkpointer->save_async(parts_.steps_done, parts_.state, where_);
     parts_.saved = parts_.steps_done;
+  }
+
+  // That of the last step. Once more if it fails, for there is no later one.
+  void last_save() {
+    if (parts_.saved != parts_.steps_done) save(/*is_last=*/true);
+    const absl::Status failed = settled();
+    if (failed.ok()) return;
+    warn_of(failed);
+    try {
+      parts_.checkpointer->save(parts_.steps_done, parts_.state, where_);
+    } catch (const Error& error) {
+      // That it is there is what the first time has left: of which it said more.
+      if (absl::IsAlreadyExists(error.status())) throw Error(kTrainer, failed);
+      throw;
+    }
   }
 
   void end() {
@@ -501,10 +557,7 @@ class Trainer::Run {
     result_.is_stopped = is_stopping_ && parts_.steps_done < options_.steps;
     result_.signal = stop_.signal();
     parts_.is_stop_requested = false;
-    if (parts_.checkpointer.has_value()) {
-      if (parts_.saved != parts_.steps_done) save();
-      parts_.checkpointer->wait();
-    }
+    if (parts_.checkpointer.has_value()) last_save();
     if (result_.is_exhausted && parts_.steps_done > result_.first_step &&
         evaluated_ != parts_.steps_done) {
       // Of a step that is written again the last line counts.

@@ -34,12 +34,15 @@
 // The module is distributed before: with distributed_data_parallel() its GradSync is `sync` (without it
 // each batch's gradients travel alone), with ZeRO the ZeroRedundancyOptimizer is the optimizer, and for
 // fully_shard() and parallelize_module() there is nothing to say. A checkpoint has the module, the optimizer, the mesh's random numbers, the loader's position, and what
-// was added to state(); it resumes on any mesh, plan and kind of parallelism that load_checkpoint() takes.
+// was added to state(); it resumes on any mesh, plan and kind of parallelism that load_checkpoint() takes;
+// on another mesh than that which saved it every byte of it is compared with its checksum first.
 //
 // How a run ends: after `steps` steps; where there are no batches any more; after request_stop(), or a
 // signal (graceful_stop.h), on all ranks at the same step; where a file of metrics cannot be written.
-// Whichever it is, there is a checkpoint of the last step then. A save beside training that fails is a
-// warning as long as a later one is there. After an exception nothing is saved, and the trainer is of no
+// Whichever it is, there is a checkpoint of the last step then, which is tried twice. A save beside training that
+// fails is a warning as long as a later one is there; but FailedPrecondition, PermissionDenied and AlreadyExists,
+// which time does not mend, end the run at the next save. A directory that another run saves into, or that nothing
+// can be written to, is an error before the first step. After an exception nothing is saved, and the trainer is of no
 // more use: the checkpoints before it are whole.
 //
 // Collective over the mesh, all of it, and all ranks are given the same: numbers, texts, which callbacks

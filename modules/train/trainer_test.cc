@@ -330,6 +330,41 @@ TEST(TrainerTest, GoesOnOnAnotherMeshAnotherWay) {
   run(2, Way::kFsdp, 0, 9, 9);  // there is nothing to do any more
 }
 
+// The checksums of pieces are of pieces that ranks read whole, as on the mesh that saved them.
+TEST(TrainerTest, OnAnotherMeshABitThatHasChangedIsNoticed) {
+  const std::string directory = new_path("changed");
+  const auto run = [&](int size, const Placement& cut, int64_t steps) {
+    return try_on_mesh({{"dp", size}}, [&](const MeshPtr& mesh) {
+      Trainee trainee(mesh, Way::kDdp,
+                      {.steps = steps, .checkpoints = directory, .resume = Resume::kIfThere});
+      trainee.trainer().state().add_tensor("rows",
+                                           distribute_tensor(at::ones({7, 2}), mesh, {cut}));
+      trainee.run();
+    });
+  };
+  EXPECT_EQ(run(2, Replicate(), 1), absl::OkStatus());
+  // Whole in one of the files.
+  int changed = 0;
+  for (const char* name : {"/rank-00000.safetensors", "/rank-00001.safetensors"}) {
+    const std::string path = directory + "/step-000001" + name;
+    const auto opened = value_or_throw(SafetensorsFile::open(path));
+    const StoredTensor* tensor = opened->find("rows");
+    if (tensor == nullptr) continue;
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    uint64_t header = 0;
+    file.read(reinterpret_cast<char*>(&header), sizeof(header));
+    const auto last = static_cast<int64_t>(sizeof(header) + header) + tensor->end - 4;
+    file.seekg(last);
+    const auto byte = static_cast<char>(file.get());
+    file.seekp(last);
+    file.put(static_cast<char>(byte ^ 1));
+    ++changed;
+  }
+  EXPECT_EQ(changed, 1);
+  EXPECT_EQ(run(2, Replicate(), 2).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(run(3, Shard(0), 2).code(), absl::StatusCode::kDataLoss);
+}
+
 // A sum of many in 16 bits stands still where its neighbours are further away than a summand.
 TEST(TrainerTest, LossesOf16BitsAreAddedUpInMore) {
   on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
@@ -609,6 +644,87 @@ TEST(TrainerTest, ADirectoryThatCannotBeMadeIsAnErrorAtOnce) {
     EXPECT_THAT(status.message(), HasSubstr("no_directory")) << status;
     EXPECT_EQ(steps, 0);
   }
+}
+
+// What time does not mend ends a run, which would go on unsaved.
+TEST(TrainerTest, ASaveThatCannotWorkLaterEndsTheRunAtTheNext) {
+  const std::string path = new_path("cannot_work");
+  int steps = 0;
+  const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    const bool is_first = mesh->rank() == Rank(0);
+    Trainee trainee(mesh, Way::kDdp,
+                    {.steps = 6,
+                     .checkpoints = path,
+                     .save_every = 2,
+                     .step_done = [&](const TrainerStep& done) {
+                       if (!is_first) return;
+                       steps = static_cast<int>(done.step);
+                       if (done.step == 1) std::filesystem::create_directory(path + "/step-000002");
+                     }});
+    trainee.run();
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists) << status;
+  EXPECT_EQ(steps, 4);
+}
+
+// Whatever was in the way of the last save: it is tried again.
+TEST(TrainerTest, TheLastSaveIsTriedTwice) {
+  // Somebody reads what is said, and sees to it.
+  class Helper : public c10::WarningHandler {
+   public:
+    explicit Helper(std::string obstacle) : obstacle_(std::move(obstacle)) {}
+    void process(const c10::Warning& warning) override {
+      if (warning.msg().find("is there already") == std::string::npos) return;
+      std::filesystem::remove_all(obstacle_);
+    }
+
+   private:
+    const std::string obstacle_;
+  };
+  for (const bool is_mended : {true, false}) {
+    // With and without one that is under way when the run ends.
+    for (const int64_t save_every : {int64_t{0}, int64_t{3}}) {
+      const std::string path = new_path("twice");
+      const std::string obstacle = path + "/step-000003";
+      const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+        const bool is_first = mesh->rank() == Rank(0);
+        Helper helper(is_first && is_mended ? obstacle : "");
+        const c10::WarningUtils::WarningHandlerGuard guard(&helper);
+        Trainee trainee(mesh, Way::kDdp,
+                        {.steps = 3,
+                         .checkpoints = path,
+                         .save_every = save_every,
+                         .step_done = [&](const TrainerStep& done) {
+                           if (is_first && done.step == 2) {
+                             std::filesystem::create_directory(obstacle);
+                           }
+                         }});
+        trainee.run();
+      });
+      EXPECT_EQ(status.code(), is_mended ? absl::StatusCode::kOk : absl::StatusCode::kAlreadyExists)
+          << status;
+      EXPECT_EQ(std::filesystem::exists(obstacle + "/manifest.json"), is_mended);
+    }
+  }
+}
+
+// A job that is started again while the one before still saves.
+TEST(TrainerTest, AnotherRunThatSavesThereIsAnErrorBeforeAnythingIsLoaded) {
+  const std::string path = new_path("another_run");
+  const absl::Status status = try_on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Trainee(mesh, Way::kDdp, {.steps = 1, .checkpoints = path}).run();
+    Checkpointer other(path, mesh);
+    other.open();
+    Trainee again(mesh, Way::kDdp, {.steps = 2, .checkpoints = path, .resume = Resume::kIfThere});
+    const std::vector<at::Tensor> before = again.weights();
+    EXPECT_THROW(again.run(), Error);
+    const std::vector<at::Tensor> after = again.weights();
+    for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(before[i], after[i]));
+    // One that has nothing to do saves nothing.
+    Trainee done(mesh, Way::kDdp, {.steps = 1, .checkpoints = path, .resume = Resume::kIfThere});
+    EXPECT_EQ(done.run().last_step, 1);
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // A gradient hook does not learn of what is left out.

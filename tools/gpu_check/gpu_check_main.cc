@@ -7,10 +7,7 @@
 // Exit codes: 0, also where all that needs a GPU was skipped; 1: something has failed, or cannot be
 // done.
 
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -25,6 +22,7 @@
 #include "gpu_check.h"
 #include "shardweave/comm/rendezvous/rendezvous.h"
 #include "shardweave/tools/launch/launcher.h"
+#include "shardweave/tools/working_directory/working_directory.h"
 
 ABSL_FLAG(bool, json, false, "print JSON, not a table");
 ABSL_FLAG(std::string, output, "", "a file that gets the JSON, too");
@@ -97,10 +95,7 @@ int run(int argc, char** argv) {
   if (!(timeout > 0)) return complain("--timeout: wanted a number of seconds above 0");
   const auto launched = shardweave::detect_rendezvous(shardweave::Environment::of_process());
   if (ranks > 0 && absl::IsNotFound(launched.status())) return start_processes(ranks, argc, argv);
-  // Where `bazel run` was called.
-  if (const char* directory = std::getenv("BUILD_WORKING_DIRECTORY")) {
-    if (::chdir(directory) != 0) std::perror(directory);
-  }
+  shardweave::enter_working_directory();
   const bool writes = !launched.ok() || launched->rank == 0;
   std::ofstream output;
   const std::string path = absl::GetFlag(FLAGS_output);

@@ -1,8 +1,5 @@
 // Starts the ranks of a program on this machine: launch -n 4 -- PROGRAM ARGUMENTS...
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -15,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "shardweave/tools/launch/launcher.h"
+#include "shardweave/tools/working_directory/working_directory.h"
 
 ABSL_FLAG(int, n, 1, "number of ranks");
 ABSL_FLAG(bool, prefix, true, "put the rank before each line of output");
@@ -50,10 +48,7 @@ int main(int argc, char** argv) {
   usage.contains_helpshort_flags = is_ours;
   absl::SetFlagsUsageConfig(usage);
   const std::vector<char*> arguments = absl::ParseCommandLine(argc, argv);
-  // `bazel run` starts programs elsewhere; relative paths mean the user's directory.
-  if (const char* directory = std::getenv("BUILD_WORKING_DIRECTORY")) {
-    if (::chdir(directory) != 0) std::perror(directory);
-  }
+  shardweave::enter_working_directory();
   shardweave::LaunchOptions options;
   options.num_ranks = absl::GetFlag(FLAGS_n);
   options.command.assign(arguments.begin() + 1, arguments.end());

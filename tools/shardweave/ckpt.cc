@@ -374,6 +374,52 @@ Difference compare(const TensorSource& a, const TensorSource& b) {
   return result;
 }
 
+// What manifests say by name beside tensors.
+using Notes = std::map<std::string, Json>;
+
+Notes notes_of(const std::map<std::string, std::string, std::less<>>& texts,
+               bool are_texts = false) {
+  Notes notes;
+  for (const auto& [name, text] : texts) notes[name] = are_texts ? Json(text) : Json::parse(text);
+  return notes;
+}
+
+Notes notes_of(const std::set<std::string, std::less<>>& names) {
+  Notes notes;
+  for (const std::string& name : names) notes[name] = true;
+  return notes;
+}
+
+// `kind`: "value", ...: a row each, and in JSON under the names with that before them, as LoadedCheckpoint has
+// them.
+void compare_notes(const std::string& first_path, const std::string& second_path,
+                   const std::string& kind, const Notes& first, const Notes& second, Json& json,
+                   std::vector<Words>& rows) {
+  constexpr size_t kMostShown = 60;
+  const auto shown = [](const Json& note) {
+    const std::string text = note.dump();
+    return text.size() <= kMostShown ? text : text.substr(0, kMostShown) + "...";
+  };
+  for (const auto& [name, note] : first) {
+    const std::string full = absl::StrCat(kind, " ", name);
+    const auto other = second.find(name);
+    if (other == second.end()) {
+      json["only_first"].push_back(full);
+      rows.push_back({full, absl::StrCat("only in ", first_path)});
+    } else if (note != other->second) {
+      json["different"].push_back(
+          {{"name", full}, {"what", kind}, {"first", note}, {"second", other->second}});
+      rows.push_back({full, absl::StrCat(shown(note), " and ", shown(other->second))});
+    }
+  }
+  for (const auto& [name, note] : second) {
+    if (first.contains(name)) continue;
+    const std::string full = absl::StrCat(kind, " ", name);
+    json["only_second"].push_back(full);
+    rows.push_back({full, absl::StrCat("only in ", second_path)});
+  }
+}
+
 absl::StatusOr<CkptOutcome> run_diff(const Words& args, const CkptFlags& flags) {
   const absl::StatusOr<Opened> first = open_any(args[0]), second = open_any(args[1]);
   if (!first.ok()) return first.status();
@@ -426,11 +472,24 @@ absl::StatusOr<CkptOutcome> run_diff(const Words& args, const CkptFlags& flags) 
     json["only_second"].push_back(name);
     rows.push_back({name, absl::StrCat("only in ", second->path)});
   }
+  std::string steps;
+  if (first->manifest.has_value() && second->manifest.has_value()) {
+    const Manifest &a = *first->manifest, &b = *second->manifest;
+    // Shown, and no difference: two checkpoints of a run are of two steps.
+    json["steps"] = {a.step, b.step};
+    steps = absl::StrCat("steps ", a.step, " and ", b.step, "\n");
+    compare_notes(first->path, second->path, "value", notes_of(a.values), notes_of(b.values), json,
+                  rows);
+    compare_notes(first->path, second->path, "alias", notes_of(a.aliases, /*are_texts=*/true),
+                  notes_of(b.aliases, /*are_texts=*/true), json, rows);
+    compare_notes(first->path, second->path, "without state", notes_of(a.without_state),
+                  notes_of(b.without_state), json, rows);
+  }
   json["same"] = same;
   const bool ok = rows.empty();
   const std::string end = absl::StrCat(same, " tensors are the same, ", rows.size(),
                                        rows.size() == 1 ? " difference\n" : " differences\n");
-  return CkptOutcome{printed(flags, json, absl::StrCat(table(rows), end)), ok};
+  return CkptOutcome{printed(flags, json, absl::StrCat(table(rows), steps, end)), ok};
 }
 
 // --- writing -------------------------------------------------------------------------------------
@@ -624,6 +683,9 @@ absl::StatusOr<CkptOutcome> run_import(const Words& args, const CkptFlags& flags
     const absl::StatusOr<std::vector<WantedTensor>> wanted = tensors_of_config(*config);
     if (!wanted.ok()) return wanted.status();
     FileMatch match = match_files(*model_kind(*config), *wanted, *there);
+    if (match.ok()) {
+      if (absl::Status status = compare_copies(match); !status.ok()) return status;
+    }
     if (!match.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("'", args[0], "' is of another model: ", match.to_string()));
@@ -659,7 +721,8 @@ constexpr Command kCommands[] = {
      "tensors (those with TEXT in their names), and values; of what import takes, too", run_show},
     {"fsck", "PATH", 1, 1, "reads every byte, and compares checksums (exit code 2)", run_fsck},
     {"diff", "PATH PATH", 2, 2,
-     "names, shapes, dtypes and values; of what import takes, too (exit code 2)", run_diff},
+     "names, shapes, dtypes, values, and a run's JSON; of what import takes, too (exit code 2)",
+     run_diff},
     {"reshard", "PATH DIR", 2, 2, "the same checkpoint in --files=N files, into DIR/step-N",
      run_reshard},
     {"export", "PATH DIR", 2, 2, "the model, as transformers loads it: --config, --dtype",

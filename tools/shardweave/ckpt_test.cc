@@ -91,6 +91,17 @@ std::string saved_run(const std::string& name) {
   return directory;
 }
 
+// `bazel run` starts the program elsewhere, and says where the user is.
+TEST(CkptTest, RelativePathsMeanTheUsersDirectory) {
+  const std::string directory = saved_run("relative");
+  const size_t slash = directory.find_last_of('/');
+  ASSERT_EQ(::setenv("BUILD_WORKING_DIRECTORY", directory.substr(0, slash).c_str(), 1), 0);
+  const Ran ran = ckpt({"ls", directory.substr(slash + 1)});
+  ::unsetenv("BUILD_WORKING_DIRECTORY");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("relative/step-000010"));
+}
+
 TEST(CkptTest, ListsAndShows) {
   const std::string run = saved_run("looked_at");
   const Json list = ckpt({"ls", run, "--json"}).json();
@@ -145,12 +156,49 @@ TEST(CkptTest, DiffNamesWhatDiffers) {
   EXPECT_THAT(same.out, HasSubstr("3 tensors are the same, 0 differences"));
   const Ran ran = ckpt({"diff", run + "/step-000010", run + "/step-000020", "--json"});
   EXPECT_EQ(ran.code, 2);
-  EXPECT_EQ(ran.json(), Json::parse(R"({"only_first": [], "only_second": [], "same": 2,
+  EXPECT_EQ(ran.json(),
+            Json::parse(R"({"steps": [10, 20], "only_first": [], "only_second": [], "same": 2,
       "different": [{"name": "model.w", "what": "values", "elements": 65, "largest": 1.0}]})"));
   const Ran other = ckpt({"diff", run, std::string(kReferences) + "gpt2"});
   EXPECT_EQ(other.code, 2);
   EXPECT_THAT(other.out, AllOf(HasSubstr("model.w"), HasSubstr("only in "),
                                HasSubstr("transformer.wte.weight")));
+}
+
+// What a run goes on with is not in tensors alone.
+TEST(CkptTest, DiffComparesWhatManifestsSayBesideTensors) {
+  const std::string directory = temporary("beside");
+  shardweave::testing::on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) {
+    for (const int64_t step : {1, 2, 3}) {
+      StateDict state;
+      state.add_tensor("w", at::ones({3}),
+                       step == 1 ? std::vector<std::string>() : std::vector<std::string>{"tied"});
+      state.set_value("epoch", step == 1 ? "1" : "{\"n\": 2}");
+      state.set_value("same", "[1]");
+      if (step == 1) state.set_value("first", "null");
+      checkpoint_internal::LateTensors late = {
+          .prefix = step == 1 ? "optimizer.p." : "optimizer.q.",
+          .items = [] { return std::vector<checkpoint_internal::LateTensors::Item>(); },
+          .now = [] { return OptimizerState(); },
+          .set = [](OptimizerState) {}};
+      state.add_late(late);
+      save_checkpoint(directory, step, state, mesh);
+    }
+  });
+  const auto diff = [&](const std::string& first, const std::string& second) {
+    return ckpt({"diff", directory + first, directory + second, "--json"});
+  };
+  const Ran ran = diff("/step-000001", "/step-000002");
+  EXPECT_EQ(ran.code, 2) << ran.err;
+  EXPECT_EQ(ran.json(), Json::parse(R"({"steps": [1, 2], "same": 1,
+      "only_first": ["value first", "without state optimizer.p."],
+      "only_second": ["alias tied", "without state optimizer.q."],
+      "different": [{"name": "value epoch", "what": "value", "first": 1, "second": {"n": 2}}]})"));
+  EXPECT_THAT(ckpt({"diff", directory + "/step-000001", directory + "/step-000002"}).out,
+              AllOf(HasSubstr("value epoch"), HasSubstr("1 and {\"n\":2}"),
+                    HasSubstr("steps 1 and 2"), HasSubstr("5 differences")));
+  // Another step is none.
+  EXPECT_EQ(diff("/step-000002", "/step-000003").code, 0);
 }
 
 TEST(CkptTest, DiffSeesWhatADoubleDoesNotHold) {
@@ -166,7 +214,8 @@ TEST(CkptTest, DiffSeesWhatADoubleDoesNotHold) {
   });
   const Ran ran = ckpt({"diff", directory + "/step-000001", directory + "/step-000002", "--json"});
   EXPECT_EQ(ran.code, 2);
-  EXPECT_EQ(ran.json(), Json::parse(R"({"only_first": [], "only_second": [], "same": 1,
+  EXPECT_EQ(ran.json(),
+            Json::parse(R"({"steps": [1, 2], "only_first": [], "only_second": [], "same": 1,
       "different": [{"name": "n", "what": "values", "elements": 3, "largest": 1.0}]})"));
 }
 
@@ -187,7 +236,8 @@ TEST(CkptTest, DiffOfTensorsWithLargeRows) {
     }
   });
   const Ran ran = ckpt({"diff", directory + "/step-000001", directory + "/step-000002", "--json"});
-  EXPECT_EQ(ran.json(), Json::parse(R"({"only_first": [], "only_second": [], "same": 0,
+  EXPECT_EQ(ran.json(),
+            Json::parse(R"({"steps": [1, 2], "only_first": [], "only_second": [], "same": 0,
       "different": [{"name": "none", "what": "values", "elements": 13, "largest": null},
                     {"name": "wide", "what": "values", "elements": 12, "largest": 4.0}]})"));
 }
@@ -273,6 +323,20 @@ TEST(CkptTest, ExportsNoPartOfAModel) {
               HasSubstr("unexpected: model.model.layers.1."));
   EXPECT_THAT(exported("mixtral", "tie_word_embeddings", true),
               HasSubstr("unexpected: model.lm_head.weight"));
+}
+
+// A head that is in the files and no copy, of a configuration by which it is one.
+TEST(CkptTest, ImportsNoHeadAsAnEmbedding) {
+  const std::string reference = std::string(kReferences) + "mixtral";
+  Json config = Json::parse(read_text(reference + "/config.json"));
+  config["tie_word_embeddings"] = true;
+  const std::string file = temporary("tied.json"), run = temporary("tied_head");
+  std::ofstream(file) << config;
+  const Ran ran = ckpt({"import", reference, run, "--config=" + file});
+  EXPECT_EQ(ran.code, 1) << ran.out;
+  EXPECT_THAT(ran.err, AllOf(HasSubstr("differing: lm_head.weight"),
+                             HasSubstr("set \"tie_word_embeddings\" to false")));
+  EXPECT_FALSE(std::filesystem::exists(run));
 }
 
 TEST(CkptTest, ImportsWhatPyTorchHasSaved) {

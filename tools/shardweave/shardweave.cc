@@ -47,6 +47,7 @@
 #include "shardweave/modules/module_memory.h"
 #include "shardweave/modules/sharding_plan_json.h"
 #include "shardweave/modules/verify.h"
+#include "shardweave/tools/working_directory/working_directory.h"
 
 ABSL_FLAG(std::string, model, "mlp", "a model that is built in; `shardweave models` lists them");
 ABSL_FLAG(std::string, script, "", "a TorchScript file, in place of --model");
@@ -497,6 +498,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   absl::SetProgramUsageMessage(usage());
+  shardweave::enter_working_directory();
   std::vector<std::string> words;
   for (const char* word : absl::ParseCommandLine(argc, argv)) words.emplace_back(word);
   words.erase(words.begin());

@@ -13,7 +13,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -30,6 +29,7 @@
 #include "nlohmann/json.hpp"
 #include "shardweave/modules/data/token_file.h"
 #include "shardweave/tools/progress/progress_bar.h"
+#include "shardweave/tools/working_directory/working_directory.h"
 
 ABSL_FLAG(std::vector<std::string>, input, {}, "files of text, with commas between them");
 ABSL_FLAG(std::string, output, "", "the token file");
@@ -243,9 +243,7 @@ absl::StatusOr<Totals> run() {
 int main_of(int argc, char** argv) {
   absl::SetProgramUsageMessage("Writes texts as a token file, for modules/data.");
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (const char* directory = std::getenv("BUILD_WORKING_DIRECTORY")) {
-    if (::chdir(directory) != 0) std::perror(directory);
-  }
+  shardweave::enter_working_directory();
   std::signal(SIGPIPE, SIG_IGN);  // an encoder that has ended is an error
   const auto begun = std::chrono::steady_clock::now();
   const absl::StatusOr<Totals> totals =

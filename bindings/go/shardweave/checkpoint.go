@@ -271,13 +271,13 @@ func (p *Checkpointer) Close() error {
 	return p.thing.close()
 }
 
-// Save returns when the directory has step-000100. Collective.
+// Save returns when the directory has step-000100. An error of a SaveAsync before it is a warning on stderr. Collective.
 func (p *Checkpointer) Save(step int64, state *State) error {
 	return do(func(*rank) error { return c.CheckpointerSave(p.handle, step, state.handle) }, p, state)
 }
 
 // SaveAsync returns when this rank's part is copied, and writes it beside training; whether it was not skipped. An error of
-// it comes out of the next call. Collective.
+// it comes out of the next call that is not Save. Collective.
 func (p *Checkpointer) SaveAsync(step int64, state *State) (bool, error) {
 	return ask(func(*rank) (bool, error) { return c.CheckpointerSaveAsync(p.handle, step, state.handle) }, p, state)
 }

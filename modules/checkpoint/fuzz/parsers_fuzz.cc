@@ -292,6 +292,7 @@ std::vector<Seed> seeds() {
   manifest.aliases = {{"v", "w"}};
   manifest.without_state = {"optimizer.w."};
   manifest.values = {{"x", "[1,{\"y\":2.5}]"}};
+  manifest.resumes = {"x"};
   add("manifest", manifest.to_json());
   add("index", R"({"metadata":{},"weight_map":{"a":"x.safetensors","b":"y"}})");
   return result;

@@ -3177,7 +3177,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The directory has step-000100 when it returns. SWV_CODE_ALREADY_EXISTS for a step that is there,\n SWV_CODE_RESOURCE_EXHAUSTED for a full disk, SWV_CODE_PERMISSION_DENIED; SWV_CODE_INVALID_ARGUMENT\n for a Partial, and for what differs between ranks. COLLECTIVE."]
+    #[doc = " The directory has step-000100 when it returns. SWV_CODE_ALREADY_EXISTS for a step that is there,\n SWV_CODE_RESOURCE_EXHAUSTED for a full disk, SWV_CODE_PERMISSION_DENIED; SWV_CODE_INVALID_ARGUMENT\n for a Partial, and for what differs between ranks. An error of a save beside training before it is a\n warning on stderr here, and keeps nothing from being saved. COLLECTIVE."]
     pub fn swv_checkpointer_save(
         checkpointer: *mut swv_checkpointer,
         step: i64,
@@ -3186,7 +3186,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Returns when this rank's part is copied, and writes it on a thread of its own. One save is under way\n at a time. An error of it comes out of the next call. out_saved: 0 if it was skipped; may be NULL.\n COLLECTIVE."]
+    #[doc = " Returns when this rank's part is copied, and writes it on a thread of its own. One save is under way\n at a time. An error of it comes out of the next call that is not swv_checkpointer_save. out_saved: 0\n if it was skipped; may be NULL. COLLECTIVE."]
     pub fn swv_checkpointer_save_async(
         checkpointer: *mut swv_checkpointer,
         step: i64,

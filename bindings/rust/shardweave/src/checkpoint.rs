@@ -250,13 +250,14 @@ impl Checkpointer {
         }
     }
 
-    /// The directory has step-000100 when it returns. Collective.
+    /// The directory has step-000100 when it returns. An error of a [`save_async`](Self::save_async)
+    /// before it is a warning on stderr. Collective.
     pub fn save(&mut self, step: i64, state: &State) -> Result<()> {
         call!(swv_checkpointer_save(self.as_ptr(), step, state.as_ptr()))
     }
 
     /// Returns when this rank's part is copied, and writes it beside training; whether it was not skipped.
-    /// An error of it comes out of the next call. Collective.
+    /// An error of it comes out of the next call that is not `save`. Collective.
     pub fn save_async(&mut self, step: i64, state: &State) -> Result<bool> {
         get!(swv_checkpointer_save_async(self.as_ptr(), step, state.as_ptr()) -> sys::swv_bool)
             .map(|saved| saved != 0)
