@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/deferred.h"
+#include "shardweave/capi/frozen.h"
 #include "shardweave/dtensor/engine/deferred.h"
 #include "torch/csrc/jit/serialization/import.h"
 
@@ -147,6 +148,7 @@ void HostModule::check_free(std::string_view fqn) const {
 void HostModule::add_tensor(std::string_view fqn, const at::Tensor& tensor, Slot slot,
                             bool requires_grad) {
   check_free(fqn);
+  if (is_frozen(tensor)) requires_grad = false;
   if (slot == Slot::kParameter) {
     const auto refuse = [](const char* why) { fail_argument("tensor", why); };
     if (!tensor.is_leaf()) refuse("is no leaf: it is the result of an operator");

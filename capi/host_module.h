@@ -41,7 +41,7 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
   static std::shared_ptr<HostModule> load(const std::string& path);
 
   // All throw Failure that names the argument, before anything changes.
-  // `requires_grad`: of a parameter.
+  // `requires_grad`: of a parameter, unless the host has frozen it.
   void add_tensor(std::string_view fqn, const at::Tensor& tensor, Slot slot,
                   bool requires_grad = true);
   void add_module(std::string_view fqn, const std::shared_ptr<HostModule>& child);
