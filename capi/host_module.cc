@@ -7,6 +7,7 @@
 #include "shardweave/capi/deferred.h"
 #include "shardweave/capi/frozen.h"
 #include "shardweave/dtensor/engine/deferred.h"
+#include "shardweave/dtensor/engine/members.h"
 #include "torch/csrc/jit/serialization/import.h"
 
 namespace shardweave::capi {
@@ -271,6 +272,14 @@ const Plugins& host_plugins() {
 
 std::string_view HostModule::advice() const {
   return "announce it by swv_module_forward first, and run it by swv_forward_begin";
+}
+
+MeshPtr first_mesh_of(const torch::nn::Module& module) {
+  std::vector<at::Tensor> all;
+  for (const dtensor_internal::Member& member : dtensor_internal::members_of(module)) {
+    all.push_back(member.tensor);
+  }
+  return first_mesh(all);
 }
 
 HostModule& host_module(const swv_module* module, const char* argument) {

@@ -131,6 +131,8 @@ inline torch::nn::Module& any_module(const swv_module* module, const char* argum
   const swv_module& m = in(module, argument);
   return m.library != nullptr ? m.library->module() : *m.host;
 }
+// first_mesh() of its parameters and buffers.
+MeshPtr first_mesh_of(const torch::nn::Module& module);
 // Throws Failure for one of the library's.
 HostModule& host_module(const swv_module* module, const char* argument = "module");
 // Of all hosts' modules: each says itself how it shards.
