@@ -6,6 +6,7 @@
 #include "c10/core/GradMode.h"
 #include "c10/core/InferenceMode.h"
 #include "shardweave/capi/callbacks.h"
+#include "shardweave/capi/frozen.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/activation_checkpoint.h"
@@ -272,6 +273,16 @@ void checkpoint(const swv_segment* segment, swv_grad_mode mode, const swv_tensor
                 out_outputs);
 }
 
+void clear_requires_grad(const at::Tensor& tensor) {
+  tensor.requires_grad_(false);
+  set_frozen(tensor, false);
+}
+
+void set_requires_grad(const at::Tensor& tensor, bool requires_grad) {
+  tensor.requires_grad_(requires_grad);
+  set_frozen(tensor, !requires_grad);
+}
+
 }  // namespace
 }  // namespace shardweave::capi
 
@@ -284,8 +295,12 @@ swv_status* swv_tensor_requires_grad(const swv_tensor* tensor, swv_bool* out_req
 
 swv_status* swv_tensor_set_requires_grad(swv_tensor* tensor, swv_bool requires_grad) {
   return guarded(__func__, [&] {
-    in(tensor, "tensor").tensor.requires_grad_(flag(requires_grad, "requires_grad"));
+    set_requires_grad(in(tensor, "tensor").tensor, flag(requires_grad, "requires_grad"));
   });
+}
+
+swv_status* swv_tensor_clear_requires_grad(swv_tensor* tensor) {
+  return guarded(__func__, [&] { clear_requires_grad(in(tensor, "tensor").tensor); });
 }
 
 swv_status* swv_tensor_is_leaf(const swv_tensor* tensor, swv_bool* out_is_leaf) {

@@ -114,6 +114,7 @@ const std::vector<Function> kFunctions = {
     F(swv_tensor_redistribute), F(swv_tensor_full_tensor), F(swv_tensor_layout),
     F(swv_tensor_mesh), F(swv_op_find), F(swv_op_schema), F(swv_op_call), F(swv_op_call_named),
     F(swv_tensor_item), F(swv_tensor_requires_grad), F(swv_tensor_set_requires_grad),
+    F(swv_tensor_clear_requires_grad),
     F(swv_tensor_is_leaf), F(swv_tensor_detach), F(swv_tensor_grad), F(swv_tensor_set_grad),
     F(swv_tensor_backward), F(swv_gradients), F(swv_function_apply), F(swv_checkpoint),
     F(swv_function_context_save), F(swv_function_context_saved), F(swv_mesh_seed),

@@ -1222,6 +1222,31 @@ static void test_tied_weights(swv_world* world) {
   swv_mesh_free(mesh);
 }
 
+/* What is frozen stays so in modules; a tensor that nobody has spoken of is trained. */
+static void test_frozen(void) {
+  const int64_t sizes[] = {2, 3};
+  swv_tensor *w = NULL, *same = NULL;
+  swv_module* module = NULL;
+  swv_bool requires_grad = 1;
+  CHECK_OK(swv_tensor_ones(sizes, 2, NULL, &w));
+  CHECK_OK(swv_tensor_share(w, &same));
+  CHECK_OK(swv_module_create(&module));
+  CHECK_OK(swv_tensor_set_requires_grad(same, 0));
+  CHECK_OK(swv_module_add_parameter(module, "frozen", w));
+  CHECK_OK(swv_tensor_requires_grad(w, &requires_grad));
+  CHECK(requires_grad == 0);
+  CHECK_OK(swv_tensor_set_requires_grad(w, 1));
+  CHECK_OK(swv_tensor_clear_requires_grad(w));
+  CHECK_OK(swv_tensor_requires_grad(same, &requires_grad));
+  CHECK(requires_grad == 0);
+  CHECK_OK(swv_module_add_parameter(module, "trained", w));
+  CHECK_OK(swv_tensor_requires_grad(w, &requires_grad));
+  CHECK(requires_grad == 1);
+  swv_module_free(module);
+  swv_tensor_free(same);
+  swv_tensor_free(w);
+}
+
 static void step_with_gradient(swv_optimizer* optimizer, swv_tensor* w, double value) {
   swv_value args[2];
   swv_tensor* gradient;
@@ -1861,6 +1886,7 @@ int main(void) {
   CHECK(drops == 2 * RANKS); /* two functions a rank, each dropped once */
   CHECK_FAILS(swv_run_ranks(RANKS, failing_rank, NULL, NULL), SWV_CODE_DATA_LOSS,
               "rank 2: disk on fire");
+  test_frozen();
   test_any_thread();
   test_counting();
   CHECK(swv_live_handles() == before); /* nothing leaked, in checked mode */

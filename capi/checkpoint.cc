@@ -263,7 +263,10 @@ swv_status* swv_checkpointer_save(swv_checkpointer* checkpointer, int64_t step,
                                   const swv_state* state) {
   return guarded(__func__, [&] {
     const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-    in(checkpointer, "checkpointer").checkpointer->save(step, state_of(state).dict, kHost);
+    const swv_checkpointer& into = in(checkpointer, "checkpointer");
+    const shardweave::StateDict& what =
+        *read_before(into.mesh, "save_checkpoint", [&] { return &state_of(state).dict; });
+    into.checkpointer->save(step, what, kHost);
   });
 }
 
@@ -271,14 +274,19 @@ swv_status* swv_checkpointer_save_async(swv_checkpointer* checkpointer, int64_t 
                                         const swv_state* state, swv_bool* out_saved) {
   return guarded(__func__, [&] {
     const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-    const bool saved = in(checkpointer, "checkpointer")
-                           .checkpointer->save_async(step, state_of(state).dict, kHost);
+    const swv_checkpointer& into = in(checkpointer, "checkpointer");
+    const shardweave::StateDict& what =
+        *read_before(into.mesh, "save_async", [&] { return &state_of(state).dict; });
+    const bool saved = into.checkpointer->save_async(step, what, kHost);
     if (out_saved != nullptr) *out_saved = saved ? 1 : 0;
   });
 }
 
 swv_status* swv_checkpointer_wait(swv_checkpointer* checkpointer) {
-  return guarded(__func__, [&] { in(checkpointer, "checkpointer").checkpointer->wait(); });
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
+    in(checkpointer, "checkpointer").checkpointer->wait();
+  });
 }
 
 swv_status* swv_checkpointer_load(swv_checkpointer* checkpointer, swv_state* state,

@@ -5,9 +5,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ATen/ATen.h"
+#include "ATen/Parallel.h"
 #include "capi/testing/host_model.h"
 #include "capi/testing/on_mesh.h"
 #include "gmock/gmock.h"
@@ -79,7 +81,7 @@ TEST(DataParallelTest, TrainsAsOneRank) {
 
 // What an all-reduce does, by the host.
 struct Host {
-  int begun = 0, finished = 0, dropped = 0;
+  int begun = 0, finished = 0, dropped = 0, threads = 0;
   bool fails = false;
   std::vector<std::string> parameters;
   swv_grad_sync* sync = nullptr;  // its own, which it may ask
@@ -162,6 +164,48 @@ TEST(DataParallelTest, GradientsThroughTheHostsFunction) {
       EXPECT_EQ(host.dropped, 1);
     });
   }
+}
+
+// The bucket's rank may be on another thread by now.
+TEST(DataParallelTest, GradientsAreFinishedAsAnyCallRuns) {
+  const int before = at::get_num_threads();
+  ok(swv_set_num_threads(before + 2));
+  on_mesh("dp=2", [&](swv_mesh* mesh) {
+    for (const bool of_module : {false, true}) {
+      Host host;
+      Module module;
+      Sync sync;
+      make_model(module);
+      swv_gradient_hook hook = hook_of(host);
+      hook.finish = [](void* data, const swv_gradient_bucket* bucket) {
+        static_cast<Host*>(data)->threads = at::get_num_threads();
+        return finish(data, bucket);
+      };
+      swv_data_parallel_options options = SWV_DATA_PARALLEL_OPTIONS_INIT;
+      swv_grad_sync_options how = SWV_GRAD_SYNC_OPTIONS_INIT;
+      how.hook = &hook;
+      options.sync = &how;
+      ok(swv_module_distributed_data_parallel(module, mesh, &options, sync.out()));
+      Tensor x, y, loss;
+      feed(0, false, mesh, x);
+      forward(module, x, y);
+      call("aten::sum", {swv_value_tensor(y)}, loss);
+      ok(swv_tensor_backward(loss, nullptr, nullptr));
+      std::vector<swv_tensor*> all;
+      std::vector<Tensor> held(shapes().size());
+      for (size_t i = 0; i < held.size(); ++i) {
+        ok(swv_module_get(module, shapes()[i].first.c_str(), held[i].out()));
+        all.push_back(held[i]);
+      }
+      std::thread([&] {
+        at::set_num_threads(1);  // as a thread of the host's may have it
+        of_module ? ok(swv_module_finish_grad_sync(module))
+                  : ok(swv_finish_grad_sync(all.data(), all.size()));
+      }).join();
+      EXPECT_EQ(host.threads, before + 2) << of_module;
+    }
+  });
+  ok(swv_set_num_threads(before));
 }
 
 TEST(DataParallelTest, WhatIsRefusedIsDroppedOnce) {

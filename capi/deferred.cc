@@ -1,11 +1,16 @@
 // Models that are constructed without memory, sharded, and then made.
 #include "shardweave/capi/deferred.h"
 
+#include <algorithm>
 #include <atomic>
+#include <exception>
 #include <optional>
+#include <vector>
 
 #include "shardweave/capi/host_module.h"
 #include "shardweave/capi/scopes.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/engine/members.h"
 #include "shardweave/modules/deferred_init.h"
 
 namespace shardweave::capi {
@@ -45,6 +50,28 @@ MaterializeOptions materialize_options(const swv_materialize_options* given) {
     result.values[i++].second = tensor(value, "options.values");
   });
   return result;
+}
+
+void materialize_module(torch::nn::Module& module, const swv_materialize_options* options) {
+  // Those on which it makes something: that is where ranks wait for each other.
+  std::vector<MeshPtr> meshes;
+  for (const dtensor_internal::Member& member : dtensor_internal::members_of(module)) {
+    if (!is_dtensor(member.tensor) || !shardweave::is_deferred(member.tensor)) continue;
+    const MeshPtr on = mesh_of(member.tensor);
+    if (std::find(meshes.begin(), meshes.end(), on) == meshes.end()) meshes.push_back(on);
+  }
+  std::exception_ptr refused;
+  MaterializeOptions how;
+  try {
+    how = materialize_options(options);
+  } catch (...) {
+    refused = std::current_exception();
+  }
+  for (const MeshPtr& mesh : meshes) {
+    refused == nullptr ? agree_to_call(mesh, "materialize") : refuse_together(mesh, "materialize");
+  }
+  if (refused != nullptr) std::rethrow_exception(refused);
+  shardweave::materialize(module, how, kHost);
 }
 
 }  // namespace
@@ -88,7 +115,7 @@ swv_status* swv_deferred_init(swv_scope** out_scope) {
 swv_status* swv_module_materialize(swv_module* module, const swv_materialize_options* options) {
   return guarded(__func__, [&] {
     const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-    shardweave::materialize(any_module(module), materialize_options(options), kHost);
+    materialize_module(any_module(module), options);
   });
 }
 

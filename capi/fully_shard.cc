@@ -80,13 +80,17 @@ void write_counters(const swv_mesh* mesh, swv_fully_shard_counters* out_counters
 }
 
 swv_scope* full_params(const swv_module* module, swv_bool writeback, int32_t rank) {
-  FullParamsOptions how = {.writeback = flag(writeback, "writeback")};
-  if (rank < -1) {
-    fail_argument("rank", str_cat("is ", rank, "; wanted -1, or a place along the dimension"));
-  }
-  if (rank >= 0) how.rank = rank;
   const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-  return new_scope<FullParamsScope>(any_module(module), how).release();
+  const torch::nn::Module& of = any_module(module);
+  const auto how = read_together(first_mesh_of(of), "FullParams", [&] {
+    FullParamsOptions result = {.writeback = flag(writeback, "writeback")};
+    if (rank < -1) {
+      fail_argument("rank", str_cat("is ", rank, "; wanted -1, or a place along the dimension"));
+    }
+    if (rank >= 0) result.rank = rank;
+    return result;
+  });
+  return new_scope<FullParamsScope>(of, how).release();
 }
 
 template <typename Scope>
@@ -116,7 +120,10 @@ swv_status* swv_module_fully_shard(swv_module* module, const swv_mesh* mesh,
 }
 
 swv_status* swv_mesh_reshard(swv_mesh* mesh) {
-  return guarded(__func__, [&] { shardweave::reshard(in(mesh, "mesh").mesh); });
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
+    shardweave::reshard(in(mesh, "mesh").mesh);
+  });
 }
 
 swv_status* swv_mesh_fully_shard_no_sync(const swv_mesh* mesh, swv_scope** out_scope) {

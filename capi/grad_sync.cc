@@ -122,6 +122,7 @@ PowerSgd& power_sgd_of(const swv_grad_sync* sync) {
 
 void write_state(const swv_grad_sync* sync, size_t index, swv_string** out_name,
                  swv_tensor** out_tensor) {
+  const CallMode mode(SWV_MODE_NO_GRAD, "mode");
   const PowerSgd& of = power_sgd_of(sync);
   const std::vector<std::string> names = of.state_names();
   if (index >= names.size()) {

@@ -185,6 +185,7 @@ void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors) {
 
 void refuse_together(const MeshPtr& mesh, const char* call) {
   using dtensor_internal::Agreement, dtensor_internal::MeshContext;
+  if (mesh == nullptr) return;
   const Agreement never_reached(*MeshContext::of(mesh), {.name = call, .where = kHost});
 }
 
@@ -196,6 +197,19 @@ void refuse_together(const swv_mesh* mesh, const char* call) {
     return;
   }
   refuse_together(on, call);
+}
+
+void agree_to_call(const MeshPtr& mesh, const char* call) {
+  using dtensor_internal::Agreement, dtensor_internal::MeshContext;
+  Agreement agreement(*MeshContext::of(mesh), {.name = call, .where = kHost});
+  (void)agreement.reach({});
+}
+
+MeshPtr first_mesh(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && is_dtensor(tensor)) return mesh_of(tensor);
+  }
+  return nullptr;
 }
 
 [[gnu::hot]] CallMode::CallMode(swv_grad_mode mode, const char* argument) {

@@ -96,7 +96,7 @@ constexpr std::source_location kHost = dtensor_internal::kNoSource;
 // --- calls of all ranks ---------------------------------------------------------------------------
 
 // Tells the other ranks, which are in `call` or will be, that this one makes it not. Waits for them.
-// Where the handle is of no mesh there are no others.
+// Without a mesh, or where the handle is of none, there are no others.
 void refuse_together(const MeshPtr& mesh, const char* call);
 void refuse_together(const swv_mesh* mesh, const char* call);
 // What read() makes of the arguments of `call`, the C++ function that all ranks of the mesh enter
@@ -110,6 +110,16 @@ auto read_together(const Mesh& mesh, const char* call, const Read& read) {
     throw;
   }
 }
+// The same where `call` does something else before its ranks agree, so that they agree here first.
+void agree_to_call(const MeshPtr& mesh, const char* call);
+template <typename Read>
+auto read_before(const MeshPtr& mesh, const char* call, const Read& read) {
+  auto result = read_together(mesh, call, read);
+  agree_to_call(mesh, call);
+  return result;
+}
+// Of the first of these that lies on one; null: none does.
+MeshPtr first_mesh(const std::vector<at::Tensor>& tensors);
 
 // --- layouts -------------------------------------------------------------------------------------
 

@@ -5,7 +5,9 @@
 
 #include "absl/strings/str_join.h"
 #include "shardweave/capi/deferred.h"
+#include "shardweave/capi/frozen.h"
 #include "shardweave/dtensor/engine/deferred.h"
+#include "shardweave/dtensor/engine/members.h"
 #include "torch/csrc/jit/serialization/import.h"
 
 namespace shardweave::capi {
@@ -147,6 +149,7 @@ void HostModule::check_free(std::string_view fqn) const {
 void HostModule::add_tensor(std::string_view fqn, const at::Tensor& tensor, Slot slot,
                             bool requires_grad) {
   check_free(fqn);
+  if (is_frozen(tensor)) requires_grad = false;
   if (slot == Slot::kParameter) {
     const auto refuse = [](const char* why) { fail_argument("tensor", why); };
     if (!tensor.is_leaf()) refuse("is no leaf: it is the result of an operator");
@@ -269,6 +272,14 @@ const Plugins& host_plugins() {
 
 std::string_view HostModule::advice() const {
   return "announce it by swv_module_forward first, and run it by swv_forward_begin";
+}
+
+MeshPtr first_mesh_of(const torch::nn::Module& module) {
+  std::vector<at::Tensor> all;
+  for (const dtensor_internal::Member& member : dtensor_internal::members_of(module)) {
+    all.push_back(member.tensor);
+  }
+  return first_mesh(all);
 }
 
 HostModule& host_module(const swv_module* module, const char* argument) {

@@ -41,7 +41,7 @@ class HostModule final : public torch::nn::Module, public modules_internal::Forw
   static std::shared_ptr<HostModule> load(const std::string& path);
 
   // All throw Failure that names the argument, before anything changes.
-  // `requires_grad`: of a parameter.
+  // `requires_grad`: of a parameter, unless the host has frozen it.
   void add_tensor(std::string_view fqn, const at::Tensor& tensor, Slot slot,
                   bool requires_grad = true);
   void add_module(std::string_view fqn, const std::shared_ptr<HostModule>& child);
@@ -131,6 +131,8 @@ inline torch::nn::Module& any_module(const swv_module* module, const char* argum
   const swv_module& m = in(module, argument);
   return m.library != nullptr ? m.library->module() : *m.host;
 }
+// first_mesh() of its parameters and buffers.
+MeshPtr first_mesh_of(const torch::nn::Module& module);
 // Throws Failure for one of the library's.
 HostModule& host_module(const swv_module* module, const char* argument = "module");
 // Of all hosts' modules: each says itself how it shards.

@@ -222,6 +222,7 @@ swv_status* swv_module_create_by_kind(const char* kind, const char* options_json
 
 swv_status* swv_module_load(const char* path, swv_module** out_module) {
   return guarded(__func__, out_module, "out_module", [&] {
+    const CallMode mode(SWV_MODE_GRAD, "mode");
     return make<swv_module>(HostModule::load(std::string(text(path, "path"))), nullptr);
   });
 }
@@ -336,7 +337,10 @@ swv_status* swv_module_distribute(swv_module* module, const swv_mesh* mesh, cons
 }
 
 swv_status* swv_module_finish_grad_sync(swv_module* module) {
-  return guarded(__func__, [&] { shardweave::finish_grad_sync(any_module(module), kHost); });
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_GRAD, "mode");
+    shardweave::finish_grad_sync(any_module(module), kHost);
+  });
 }
 
 swv_status* swv_module_zero_grad(swv_module* module) {

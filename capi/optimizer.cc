@@ -29,8 +29,20 @@ class HostOptimizer {
     for (size_t group = 0; group < groups_.size(); ++group) base_lrs_.push_back(alone_.lr(group));
   }
 
-  void use_zero(const ZeroOptions& options) {
-    check_is_fresh();
+  // Where set_state() of this parameter is for all ranks; an index that is none may be one on others.
+  MeshPtr mesh_of_state(size_t parameter) const {
+    const std::vector<at::Tensor>& all = alone_.parameters();
+    return parameter < all.size() ? first_mesh({all[parameter]}) : first_mesh(all);
+  }
+
+  // `read` makes the options.
+  template <typename Read>
+  void use_zero(const Read& read) {
+    const ZeroOptions options =
+        read_together(first_mesh(alone_.parameters()), "ZeroPartition", [&] {
+          check_is_fresh();
+          return read();
+        });
     zero_.emplace(groups_, options, kHost);
     for (size_t group = 0; group < groups_.size(); ++group) {
       zero_->optimizer().set_lr(group, alone_.lr(group));
@@ -333,7 +345,7 @@ swv_status* swv_optimizer_create_groups(const swv_optimizer* const* optimizers,
 swv_status* swv_optimizer_use_zero(swv_optimizer* optimizer, const swv_zero_options* options) {
   return guarded(__func__, [&] {
     const CallMode mode(SWV_MODE_GRAD, "mode");
-    optimizer_of(optimizer).use_zero(zero_options(options));
+    optimizer_of(optimizer).use_zero([&] { return zero_options(options); });
   });
 }
 
@@ -365,7 +377,10 @@ swv_status* swv_optimizer_step(swv_optimizer* optimizer) {
 }
 
 swv_status* swv_optimizer_zero_grad(swv_optimizer* optimizer) {
-  return guarded(__func__, [&] { optimizer_of(optimizer).zero_grad(); });
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
+    optimizer_of(optimizer).zero_grad();
+  });
 }
 
 swv_status* swv_optimizer_lr(const swv_optimizer* optimizer, double* out_lr) {
@@ -419,6 +434,10 @@ swv_status* swv_optimizer_set_state(swv_optimizer* optimizer, size_t index, cons
                                     const swv_tensor* tensor) {
   return guarded(__func__, [&] {
     const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-    optimizer_of(optimizer).set_state(index, text(name, "name"), in(tensor, "tensor").tensor);
+    HostOptimizer& its = optimizer_of(optimizer);
+    const auto [of, value] = read_together(its.mesh_of_state(index), "FusedOptimizer", [&] {
+      return std::pair(text(name, "name"), in(tensor, "tensor").tensor);
+    });
+    its.set_state(index, of, value);
   });
 }

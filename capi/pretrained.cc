@@ -61,12 +61,12 @@ std::string to_json(const LoadedPretrained& loaded) {
 
 void load(swv_module* module, const char* path, const swv_mesh* mesh,
           const swv_load_pretrained_options* options, swv_string** out_json) {
-  torch::nn::Module& to = any_module(module);
-  const std::string from = given_text(path, "path");
   const MeshPtr& on = in(mesh, "mesh").mesh;
-  const LoadPretrainedOptions how = load_options(options);
   const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-  const LoadedPretrained loaded = load_pretrained(from, to, on, how, kHost);
+  const auto [to, from, how] = read_before(on, "load_pretrained", [&] {
+    return std::tuple(&any_module(module), given_text(path, "path"), load_options(options));
+  });
+  const LoadedPretrained loaded = load_pretrained(from, *to, on, how, kHost);
   if (out_json != nullptr) *out_json = new_string(to_json(loaded));
 }
 

@@ -1058,9 +1058,12 @@ SWV_API SWV_MUST_USE swv_status* swv_tensor_item(const swv_tensor* tensor, swv_v
 
 SWV_API SWV_MUST_USE swv_status* swv_tensor_requires_grad(const swv_tensor* tensor,
                                                           swv_bool* out_requires_grad);
-/* Of a leaf. */
+/* Of a leaf. 0 freezes it, sharded or not yet: it stays so in every module that it is added to. */
 SWV_API SWV_MUST_USE swv_status* swv_tensor_set_requires_grad(swv_tensor* tensor,
                                                               swv_bool requires_grad);
+/* As a fresh tensor: it does not require grad, and is not frozen: a module that gets it as a
+ * parameter trains it. */
+SWV_API SWV_MUST_USE swv_status* swv_tensor_clear_requires_grad(swv_tensor* tensor);
 SWV_API SWV_MUST_USE swv_status* swv_tensor_is_leaf(const swv_tensor* tensor,
                                                     swv_bool* out_is_leaf);
 /* The same data without history. */
@@ -1210,9 +1213,10 @@ SWV_API SWV_MUST_USE swv_status* swv_module_share(const swv_module* module,
 SWV_API void swv_module_free(swv_module* module);
 
 /* The module and the caller's handle share the tensor: what distributes the module changes it where
- * it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. A
- * tensor may have several names (tied weights): it is one parameter, or one buffer, all the same.
- * Modules that an FQN names on its way ("blocks", "blocks.0") are made where they are missing. */
+ * it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on, unless
+ * swv_tensor_set_requires_grad has frozen it. A tensor may have several names (tied weights): it is
+ * one parameter, or one buffer, all the same. Modules that an FQN names on its way ("blocks",
+ * "blocks.0") are made where they are missing. */
 SWV_API SWV_MUST_USE swv_status* swv_module_add_parameter(swv_module* module, const char* fqn,
                                                           swv_tensor* tensor);
 SWV_API SWV_MUST_USE swv_status* swv_module_add_buffer(swv_module* module, const char* fqn,

@@ -69,6 +69,7 @@ void Fuzzer::autograd() {
     case 2:
       done(swv_tensor_set_requires_grad(pick(tensors_),
                                         one_in(9) ? small() : static_cast<swv_bool>(below(2))));
+      if (one_in(4)) done(swv_tensor_clear_requires_grad(pick(tensors_)));
       break;
     case 3:
       // Not itself: written with a graph that leads back to its tensor, the two would keep each other.

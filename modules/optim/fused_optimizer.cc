@@ -719,6 +719,15 @@ at::Tensor FusedOptimizer::state(size_t parameter, std::string_view name) const 
 }
 
 void FusedOptimizer::set_state(size_t parameter, std::string_view name, const at::Tensor& value) {
+  if (parameter >= parameters_.size()) {  // the others set the state of one that there is
+    const auto sharded = std::find_if(parameters_.begin(), parameters_.end(),
+                                      [](const at::Tensor& each) { return is_dtensor(each); });
+    std::optional<Agreement> never_reached;
+    if (sharded != parameters_.end()) {
+      never_reached.emplace(*meta_of(*sharded).context, Cause{.name = kFusedOptimizer});
+    }
+    (void)state_of(parameter);
+  }
   const at::Tensor& its = parameters_[state_of(parameter).parameter];
   if (!is_dtensor(its)) return put_state(parameter, name, value);
   Agreement agreement(*meta_of(its).context, {.name = kFusedOptimizer});

@@ -498,6 +498,13 @@ TEST(FusedOptimizerTest, RanksSetTheSameState) {
     refused("exp_avg", zeros({7, 5}, mesh, {Shard(is_one ? 1 : 0)}), "ranks 0 and 1");
     refused("exp_avg", zeros({is_one ? 5 : 7, 5}, mesh, {Shard(1)}),
             is_one ? "has shape [7, 5]; got [5, 5]" : "refused on other ranks");
+    try {
+      optimizer.set_state(is_one ? 1 : 0, "exp_avg", zeros({7, 5}, mesh, {Shard(0)}));
+      ADD_FAILURE() << "took another parameter's";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status().code(),
+                is_one ? absl::StatusCode::kOutOfRange : absl::StatusCode::kInvalidArgument);
+    }
     optimizer.set_state(0, "exp_avg", ones({7, 5}, mesh, {Shard(1)}));
     EXPECT_TRUE(at::equal(full_tensor(optimizer.state(0, "exp_avg")), at::ones({7, 5})));
   });

@@ -9,7 +9,8 @@ import (
 // RequiresGrad says whether gradients are wanted of the tensor.
 func (t *Tensor) RequiresGrad() (bool, error) { return get(t, c.TensorRequiresGrad) }
 
-// SetRequiresGrad says for a leaf whether gradients are wanted of it.
+// SetRequiresGrad says for a leaf whether gradients are wanted of it. false freezes a parameter, before or after it is
+// registered and its module is sharded.
 func (t *Tensor) SetRequiresGrad(wanted bool) error {
 	return t.set(func(*rank) error { return c.TensorSetRequiresGrad(t.handle, wanted) })
 }

@@ -72,8 +72,8 @@ func (m *Module) Close() error {
 }
 
 // Parameter registers a tensor, and returns it, out of any [World.Scope]. Module and caller share it:
-// Distribute changes it where it stands. It is a leaf, and requires grad from now on. If it cannot be
-// registered, the result carries the error, and so does the module.
+// Distribute changes it where it stands. It is a leaf, and requires grad from now on, unless
+// [Tensor.SetRequiresGrad] has frozen it. If it cannot be registered, the result carries the error, and so does the module.
 func (m *Module) Parameter(fqn string, t *Tensor) *Tensor {
 	return m.register(c.ModuleAddParameter, fqn, t)
 }

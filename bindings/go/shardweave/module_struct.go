@@ -51,7 +51,7 @@ type Sharder interface {
 //
 // Errors name the field: a tensor that could not be made, one without a capital letter that leads to tensors, a map
 // of them, a struct within itself, two fields of one name. Nothing is registered then. As with [Module.Parameter],
-// tensors leave their [World.Scope], and parameters require grad.
+// tensors leave their [World.Scope], and parameters require grad, but those that are frozen.
 //
 // The argument is a pointer to a struct, or what holds such (nn.Sequential).
 func (w *World) ModuleOf(model any) (*Module, error) {
@@ -81,7 +81,7 @@ func (w *World) ModuleOf(model any) (*Module, error) {
 		var switched []*Tensor // that require grad as parameters only
 		undo := func(err error) error {
 			for _, t := range switched {
-				if off := c.TensorSetRequiresGrad(t.handle, false); off != nil {
+				if off := c.TensorClearRequiresGrad(t.handle); off != nil {
 					err = off
 				}
 			}

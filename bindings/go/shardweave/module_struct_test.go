@@ -372,6 +372,9 @@ func TestStructsThatAreNoModules(t *testing.T) {
 	if requires, err := circle.Weight.RequiresGrad(); err != nil || requires {
 		t.Error("something was registered", err)
 	}
+	if requires, err := mustOf(w.NewModule()).Parameter("first", first).RequiresGrad(); err != nil || !requires {
+		t.Error("what was not registered is frozen", err)
+	}
 }
 
 // mlp is what a user writes.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
+	"github.com/shardweave/shardweave/bindings/go/shardweave/nn"
 )
 
 // train is the losses of a small network, on a mesh or (nil) without.
@@ -144,6 +145,67 @@ func TestModules(t *testing.T) {
 	}
 	if _, err := w.LoadModule("/nonexistent"); err == nil {
 		t.Error("no error")
+	}
+}
+
+// What is frozen before it is registered and sharded is not trained.
+func TestFrozenParametersStayFrozen(t *testing.T) {
+	type tuned struct {
+		Base, Lora *nn.Linear
+		Table      *sw.Tensor
+	}
+	for way, shard := range map[string]func(*sw.Module, *sw.Mesh) error{
+		"Distribute": func(module *sw.Module, m *sw.Mesh) error { return module.Distribute(m, nil, sw.FromRank(0)) },
+		"FullyShard": func(module *sw.Module, m *sw.Mesh) error {
+			_, err := module.FullyShard(m, sw.FromRank(0))
+			return err
+		},
+	} {
+		err := sw.RunRanks(background, 2, func(w *sw.World) error {
+			m := mustOf(w.ParseMesh("dp=2"))
+			model := &tuned{nn.NewLinear(w, 5, 3), nn.NewLinear(w, 5, 3), sw.Ones(w, []int64{3})}
+			frozen := []*sw.Tensor{model.Base.Weight, model.Base.Bias, model.Table}
+			for _, p := range frozen {
+				if err := p.SetRequiresGrad(false); err != nil {
+					return err
+				}
+			}
+			module := mustOf(w.ModuleOf(model))
+			if err := shard(module, m); err != nil {
+				return err
+			}
+			optimizer := mustOf(sw.NewAdamW(sw.Tensors(mustOf(module.Parameters())), 0.1))
+			before := []*sw.Tensor{}
+			for _, p := range frozen {
+				before = append(before, p.Full().Detach().Mul(1))
+			}
+			x := sw.Ones(m, []int64{4, 5}, sw.On{"dp": "S(0)"})
+			y := x.Linear(model.Base.Weight, model.Base.Bias).Mul(model.Table).Add(x.Linear(model.Lora.Weight, model.Lora.Bias))
+			if err := y.Sum().Backward(); err != nil {
+				return err
+			}
+			if err := module.FinishGradSync(); err != nil {
+				return err
+			}
+			if err := optimizer.Step(); err != nil {
+				return err
+			}
+			for i, p := range frozen {
+				if requires, err := p.RequiresGrad(); err != nil || requires {
+					t.Errorf("%s: parameter %d requires grad: %v", way, i, err)
+				}
+				if moved := mustOf(p.Full().Sub(before[i]).Abs().Max().Item()); moved != 0 {
+					t.Errorf("%s: parameter %d has moved by %v", way, i, moved)
+				}
+			}
+			if requires, err := model.Lora.Weight.RequiresGrad(); err != nil || !requires {
+				t.Errorf("%s: what is to be trained is frozen: %v", way, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(way, err)
+		}
 	}
 }
 

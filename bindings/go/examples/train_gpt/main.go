@@ -15,8 +15,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 )
@@ -36,9 +34,8 @@ func run(args []string) int {
 	if err != nil {
 		return fail("train_gpt", err, exitUsage)
 	}
-	// Asked to end, ranks give up what they wait for, and say what they were doing.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	ctx, end := s.stop.context()
+	defer end()
 	switch s.backend {
 	case "inproc":
 		return runGoroutines(ctx, s)

@@ -97,6 +97,10 @@ func (r *rank) run() error {
 	fmt.Fprintf(r.out, "collectives of one step, on rank 0:\n%v", communication)
 	communication.Close()
 
+	if made := int64(len(done.losses)); made < s.steps {
+		fmt.Fprintf(r.out, "told to end: saved after step %d, --resume=%s goes on\n", before+made, s.save)
+		return r.report(done, nil)
+	}
 	r.activity = "generating the sample"
 	prompt, generated, err := sample(w, m, s, text, mesh)
 	if err != nil {
@@ -155,7 +159,12 @@ func (r *rank) finish(text []byte, done *progress, before int64) error {
 		difference = &largest
 		fmt.Fprintf(r.out, "largest difference between the losses of a step: %.6g\n", largest)
 	}
-	if !r.settings.json {
+	return r.report(done, difference)
+}
+
+// report is a line of JSON, of rank 0 and if it is asked for.
+func (r *rank) report(done *progress, difference *float64) error {
+	if !r.settings.json || r.world.Rank() != 0 {
 		return nil
 	}
 	return json.NewEncoder(os.Stdout).Encode(struct {

@@ -263,6 +263,28 @@ func TestAskedToEnd(t *testing.T) {
 	}
 }
 
+// With a checkpoint of the step that it was in, from which it goes on as if nobody had told it.
+func TestAskedToEndItSaves(t *testing.T) {
+	for _, backend := range []string{"inproc", "gloo"} {
+		directory := filepath.Join(t.TempDir(), "run")
+		p := start(t, os.Args[0], with("--steps=1000000", "--mesh=dp=2", "--backend="+backend, "--save="+directory), nil)
+		p.untilItTrains(t)
+		p.Process.Signal(syscall.SIGTERM)
+		code := 0
+		if backend == "gloo" { // the process that has started the ranks was told to end
+			code = exitFailed
+		}
+		p.Wait()
+		if p.ProcessState.ExitCode() != code || !strings.Contains(p.out.String(), "told to end: saved after step ") {
+			t.Errorf("%s: %d, %s, %s", backend, p.ProcessState.ExitCode(), &p.out, &p.err)
+			continue
+		}
+		if r, _ := trained(t, os.Args[0], "--steps=2", "--mesh=dp=3", "--check", "--resume="+directory); !(*r.MaxLossDiff <= 1e-4) {
+			t.Errorf("%s: %+v, %v", backend, r, *r.MaxLossDiff)
+		}
+	}
+}
+
 func TestBadFlags(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {

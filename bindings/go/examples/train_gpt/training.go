@@ -34,11 +34,12 @@ type checkpoints struct {
 	state        *sw.State
 	checkpointer *sw.Checkpointer // nil: nothing is saved
 	every, end   int64
+	stop         *stop
 }
 
 // newCheckpoints goes on, and says after which step.
 func newCheckpoints(m *gpt, optimizer *sw.Optimizer, s *settings, mesh *sw.Mesh) (c *checkpoints, before int64, err error) {
-	c = &checkpoints{every: s.saveEvery}
+	c = &checkpoints{every: s.saveEvery, stop: s.stop}
 	if c.state, err = sw.NewState(mesh); err != nil {
 		return nil, 0, err
 	}
@@ -65,18 +66,21 @@ func newCheckpoints(m *gpt, optimizer *sw.Optimizer, s *settings, mesh *sw.Mesh)
 	return c, before, nil
 }
 
-// stepDone saves beside training, and at the end.
-func (c *checkpoints) stepDone(done int64) error {
-	switch {
-	case c.checkpointer == nil:
-		return nil
-	case done == c.end:
-		return c.checkpointer.Save(done, c.state)
-	case c.every > 0 && done%c.every == 0:
-		_, err := c.checkpointer.SaveAsync(done, c.state)
-		return err
+// stepDone saves beside training, and at the end, which it tells of.
+func (c *checkpoints) stepDone(w *sw.World, done int64) (ends bool, err error) {
+	if c.checkpointer == nil {
+		return false, nil
 	}
-	return nil
+	if ends, err = c.stop.stepDone(w); err != nil {
+		return false, err
+	}
+	switch {
+	case ends || done == c.end:
+		err = c.checkpointer.Save(done, c.state)
+	case c.every > 0 && done%c.every == 0:
+		_, err = c.checkpointer.SaveAsync(done, c.state)
+	}
+	return ends, err
 }
 
 func (c *checkpoints) Close() {
@@ -85,7 +89,7 @@ func (c *checkpoints) Close() {
 }
 
 // train makes s.steps steps, and calls stepDone with the loss of each. Before is how many were made by a run that this one
-// goes on from. Without a mesh nothing is saved, nor gone on from.
+// goes on from. Without a mesh nothing is saved, nor gone on from. Told to end, a run that saves makes fewer.
 func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDone func(loss float64) error) (before int64, err error) {
 	if mesh != nil && s.parallel == "ddp" {
 		// Gradients leave in buckets while Backward goes on, as long as this lives.
@@ -120,6 +124,7 @@ func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDon
 	if s.parallel == "hsdp" {
 		rows["replicas"] = "S(0)"
 	}
+	s.stop.isTraining.Store(saved.checkpointer != nil)
 	for step := before; step < before+s.steps; step++ {
 		var loss float64
 		err := w.Scope(func() error { // whose tensors end with it
@@ -150,8 +155,8 @@ func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDon
 		if err := stepDone(loss); err != nil {
 			return 0, err
 		}
-		if err := saved.stepDone(step + 1); err != nil {
-			return 0, err
+		if ends, err := saved.stepDone(w, step+1); err != nil || ends {
+			return before, err
 		}
 	}
 	return before, nil

@@ -6,6 +6,8 @@
 //	go run ./examples/train_llama --save=run --save_every=10
 //	go run ./examples/train_llama --resume=run --mesh=tp=2  # goes on, on any mesh
 //
+// With --save, SIGTERM and SIGUSR1 end it after the step that it is in, with a checkpoint of that: see stop.go.
+//
 // The model is in model.go; here: the command line, and the training. Texts are taken byte by byte, as there is no
 // tokenizer: what the example shows is the sharding. The examples in C++ and Rust take the same batches and steps, so that
 // each goes on with what another one has saved.
@@ -19,9 +21,7 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
@@ -50,12 +50,13 @@ type settings struct {
 	seed                       uint64
 	timeout                    time.Duration
 	check, json                bool
+	stop                       *stop
 }
 
 func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
-	s := settings{}
+	s := settings{stop: &stop{}}
 	flags := flag.NewFlagSet("train_llama", flag.ContinueOnError)
 	flags.StringVar(&s.model, "model", "", "a folder with config.json and *.safetensors; default: a small model with random weights")
 	flags.StringVar(&s.mesh, "mesh", "dp=2,tp=2", "how the ranks are arranged: dp (data parallel) times tp (tensor parallel)")
@@ -82,9 +83,8 @@ func run(args []string) int {
 		fmt.Fprintln(os.Stderr, "train_llama:", err)
 		return exitUsage
 	}
-	// Asked to end, ranks give up what they wait for.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	ctx, end := s.stop.context()
+	defer end()
 	if err := s.start(ctx, dims); err != nil {
 		fmt.Fprintln(os.Stderr, "train_llama:", err)
 		return exitFailed
@@ -167,7 +167,7 @@ func (s *settings) rank(w *sw.World, dims []sw.MeshDim) error {
 	}
 	result := map[string]any{"ranks": w.Size(), "first_loss": losses[0], "last_loss": losses[len(losses)-1],
 		"tokens_per_second": float64(int64(len(losses))*s.batch*s.seq) / time.Since(began).Seconds()}
-	if s.check {
+	if s.check && before+int64(len(losses)) == s.steps { // told to end, it does
 		_, alone, err := s.train(w, nil, text)
 		if err != nil {
 			return err
@@ -216,16 +216,21 @@ func (s *settings) newCheckpoints(m *llama, optimizer *sw.Optimizer, mesh *sw.Me
 	return c, before, err
 }
 
-// stepDone saves beside training, and at the end.
-func (c checkpoints) stepDone(done int64, s *settings) (err error) {
+// stepDone saves beside training, and at the end, which it tells of.
+func (c checkpoints) stepDone(w *sw.World, done int64, s *settings) (ends bool, err error) {
+	if c.checkpointer == nil {
+		return false, nil
+	}
+	if ends, err = s.stop.stepDone(w); err != nil {
+		return false, err
+	}
 	switch {
-	case c.checkpointer == nil:
-	case done == s.steps:
+	case ends || done == s.steps:
 		err = c.checkpointer.Save(done, c.state)
 	case s.saveEvery > 0 && done%s.saveEvery == 0:
 		_, err = c.checkpointer.SaveAsync(done, c.state)
 	}
-	return err
+	return ends, err
 }
 
 func (c checkpoints) Close() {
@@ -276,6 +281,7 @@ func (s *settings) train(w *sw.World, mesh *sw.Mesh, text []byte) (before int64,
 	if err := scheduler.SetStep(before); err != nil {
 		return 0, nil, err
 	}
+	s.stop.isTraining.Store(saved.checkpointer != nil)
 	for step := before; step < s.steps; step++ {
 		err := w.Scope(func() error { // whose tensors end with it
 			tokens, targets := s.batchOf(w, mesh, text, step, m.config.VocabSize)
@@ -298,14 +304,21 @@ func (s *settings) train(w *sw.World, mesh *sw.Mesh, text []byte) (before int64,
 			losses = append(losses, value)
 			return err
 		})
+		ends := false
 		if err == nil {
-			err = saved.stepDone(step+1, s)
+			ends, err = saved.stepDone(w, step+1, s)
 		}
 		if err != nil {
 			return 0, nil, fmt.Errorf("training step %d of %d: %w", step+1, s.steps, err)
 		}
 		if w.Rank() == 0 && (step%10 == 0 || step == s.steps-1) {
 			fmt.Fprintf(os.Stderr, "step %d/%d  loss %.4f\n", step+1, s.steps, losses[len(losses)-1])
+		}
+		if ends {
+			if w.Rank() == 0 {
+				fmt.Fprintf(os.Stderr, "told to end: saved after step %d, --resume=%s goes on\n", step+1, s.save)
+			}
+			break
 		}
 	}
 	return before, losses, nil

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
+	"syscall"
 	"testing"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
@@ -205,6 +207,57 @@ func TestARunGoesOn(t *testing.T) {
 			t.Errorf("%s: %+v (%v), wanted %+v", mesh, rest, *rest.MaxLossDiff, whole)
 		}
 	}
+}
+
+// Told to end, it saves the step that it is in: what goes on from there ends as the run that nobody has told. Ranks that are
+// processes hear of it from the one that has started them.
+func TestARunIsToldToEnd(t *testing.T) {
+	args := []string{"--model=" + plain(t), "--data=" + text(t), "--steps=300", "--batch=3", "--seq=8", "--mesh=dp=2", "--json"}
+	whole := trained(t, append(args, "--backend=inproc")...)
+	for _, each := range []struct {
+		backend string
+		signal  syscall.Signal
+		code    int
+	}{{"inproc", syscall.SIGTERM, 0}, {"inproc", syscall.SIGUSR1, 0}, {"gloo", syscall.SIGTERM, exitFailed}} {
+		directory := filepath.Join(t.TempDir(), "run")
+		messages, code := toldToEnd(t, each.signal, append(args, "--backend="+each.backend, "--save="+directory)...)
+		if code != each.code || !strings.Contains(messages, "told to end: saved after step ") {
+			t.Errorf("%v: %d, %s", each, code, messages)
+			continue
+		}
+		rest := trained(t, append(args, "--backend=inproc", "--resume="+directory)...)
+		if math.Abs(rest.LastLoss-whole.LastLoss) > 1e-5*whole.LastLoss || !(rest.FirstLoss < whole.FirstLoss) {
+			t.Errorf("%v: %+v, wanted %+v", each, rest, whole)
+		}
+	}
+}
+
+// toldToEnd is what a run wrote that gets a signal during its first steps, and how it ended.
+func toldToEnd(t *testing.T, signal os.Signal, args ...string) (messages string, code int) {
+	t.Helper()
+	p := exec.Command(os.Args[0], args...)
+	p.Env = append(os.Environ(), asProgram+"=1", "OMP_NUM_THREADS=1")
+	pipe, err := p.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines, told := bufio.NewScanner(pipe), false
+	for lines.Scan() {
+		messages += lines.Text() + "\n"
+		if !told && strings.Contains(lines.Text(), "step ") {
+			told = true
+			if err := p.Process.Signal(signal); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := p.Wait(); err != nil && p.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return messages, p.ProcessState.ExitCode()
 }
 
 func TestWhatIsWrong(t *testing.T) {

@@ -199,6 +199,8 @@ func TensorSetRequiresGrad(t Tensor, requiresGrad bool) error {
 	return result(C.swv_tensor_set_requires_grad(t, flag(requiresGrad)))
 }
 
+func TensorClearRequiresGrad(t Tensor) error { return result(C.swv_tensor_clear_requires_grad(t)) }
+
 func TensorIsLeaf(t Tensor) (bool, error) {
 	var out C.swv_bool
 	err := result(C.swv_tensor_is_leaf(t, &out))

@@ -1513,11 +1513,16 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Of a leaf."]
+    #[doc = " Of a leaf. 0 freezes it, sharded or not yet: it stays so in every module that it is added to."]
     pub fn swv_tensor_set_requires_grad(
         tensor: *mut swv_tensor,
         requires_grad: swv_bool,
     ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " As a fresh tensor: it does not require grad, and is not frozen: a module that gets it as a\n parameter trains it."]
+    pub fn swv_tensor_clear_requires_grad(tensor: *mut swv_tensor) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
@@ -1744,7 +1749,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The module and the caller's handle share the tensor: what distributes the module changes it where\n it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on. A\n tensor may have several names (tied weights): it is one parameter, or one buffer, all the same.\n Modules that an FQN names on its way (\"blocks\", \"blocks.0\") are made where they are missing."]
+    #[doc = " The module and the caller's handle share the tensor: what distributes the module changes it where\n it stands, and every handle sees that. A parameter is a leaf, and requires grad from now on, unless\n swv_tensor_set_requires_grad has frozen it. A tensor may have several names (tied weights): it is\n one parameter, or one buffer, all the same. Modules that an FQN names on its way (\"blocks\",\n \"blocks.0\") are made where they are missing."]
     pub fn swv_module_add_parameter(
         module: *mut swv_module,
         fqn: *const ::std::os::raw::c_char,

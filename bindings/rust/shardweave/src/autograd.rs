@@ -141,7 +141,26 @@ impl Tensor {
         Ok(get!(swv_tensor_requires_grad(self.as_ptr()) -> i32)? == 1)
     }
 
-    /// Of a leaf.
+    /// Of a leaf. `false` freezes a parameter for good, before or after its module is sharded: what
+    /// trains a module ([`Module::distribute`](crate::Module::distribute), `fully_shard`,
+    /// `distributed_data_parallel`, ...) leaves it as it is.
+    ///
+    /// ```
+    /// use shardweave::{nn, Module, ParameterPlan, Source, World};
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("tp", 2)])?;
+    ///     let model = nn::Linear::new(3, 4)?;
+    ///     for (name, parameter) in model.parameters() {
+    ///         if !name.contains("bias") {
+    ///             parameter.set_requires_grad(false)?;
+    ///         }
+    ///     }
+    ///     model.distribute(&mesh, &ParameterPlan::new(), Source::default())?;
+    ///     assert!(!model.weight.requires_grad()? && model.bias.as_ref().unwrap().requires_grad()?);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
         call!(swv_tensor_set_requires_grad(self.as_ptr(), requires_grad.into()))
     }

@@ -137,8 +137,12 @@ struct Held {
     home: ThreadId,
 }
 
+/// With the name that it points to.
+pub(crate) type RawHook = (sys::swv_gradient_hook, CString);
+
 /// A raw hook, dropped by the library when the call that takes it, or what it makes, has done with it.
-pub(crate) fn raw_hook<H: GradientHook>(hook: H) -> Result<(sys::swv_gradient_hook, CString)> {
+/// What comes between this and that call must not fail: nobody would drop it.
+pub(crate) fn raw_hook<H: GradientHook>(hook: H) -> Result<RawHook> {
     let name = c_text(&hook.name(), "name")?;
     let held = Box::new(Held { hook: Box::new(hook), home: thread::current().id() });
     let raw = sys::swv_gradient_hook {
@@ -247,7 +251,7 @@ pub(crate) fn parallel<M: Module + ?Sized>(
     options: &DataParallelOptions,
 ) -> Result<GradSync> {
     const NAME: &str = "Module::distributed_data_parallel";
-    make(module, mesh, options, ptr::null(), NAME)
+    make(module, mesh, options, || Ok(None), NAME)
 }
 
 pub(crate) fn parallel_with_hook<M: Module + ?Sized, H: GradientHook>(
@@ -257,22 +261,22 @@ pub(crate) fn parallel_with_hook<M: Module + ?Sized, H: GradientHook>(
     hook: H,
 ) -> Result<GradSync> {
     const NAME: &str = "Module::distributed_data_parallel_with_hook";
-    let (raw, _name) = raw_hook(hook).of(NAME)?;
-    make(module, mesh, options, &raw, NAME)
+    make(module, mesh, options, || raw_hook(hook).map(Some), NAME)
 }
 
 fn make<M: Module + ?Sized>(
     module: &M,
     mesh: &Mesh,
     options: &DataParallelOptions,
-    hook: *const sys::swv_gradient_hook,
+    hook: impl FnOnce() -> Result<Option<RawHook>>,
     caller: &'static str,
 ) -> Result<GradSync> {
     let (module, _forwards) = trained_handle_of(module).of(caller)?;
     let mesh_dim = dim_text(options.mesh_dim.as_deref(), caller)?;
     let power_sgd = options.sync.power_sgd;
     let mut sync = options.sync.raw(power_sgd.as_ref());
-    sync.hook = hook;
+    let hook = hook().of(caller)?;
+    sync.hook = hook.as_ref().map_or(ptr::null(), |(raw, _name)| raw);
     let raw = sys::swv_data_parallel_options {
         mesh_dim: pointer(&mesh_dim),
         source: options.source.to_raw().source,

@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 
 use shardweave_sys as sys;
 
-use crate::data_parallel::{raw_hook, GradientHook, PowerSgd};
+use crate::data_parallel::{raw_hook, GradientHook, PowerSgd, RawHook};
 use crate::dtype::{number_of, DType};
 use crate::error::{Of, Result};
 use crate::ffi::{c_text, take_string};
@@ -124,12 +124,12 @@ pub struct GradSyncCounts {
 impl GradSync {
     /// With buckets of 25 MiB.
     pub fn new<M: Module + ?Sized>(module: &M) -> Result<GradSync> {
-        GradSync::make(module, &GradSyncOptions::new(), ptr::null()).of("GradSync::new")
+        GradSync::make(module, &GradSyncOptions::new(), || Ok(None)).of("GradSync::new")
     }
 
     /// As the options say. With a [`PowerSgd`] collective.
     pub fn with<M: Module + ?Sized>(module: &M, options: &GradSyncOptions) -> Result<GradSync> {
-        GradSync::make(module, options, ptr::null()).of("GradSync::with")
+        GradSync::make(module, options, || Ok(None)).of("GradSync::with")
     }
 
     /// The same, and the hook reduces buckets. It lives as long as this, and runs on this thread
@@ -173,18 +173,18 @@ impl GradSync {
         options: &GradSyncOptions,
         hook: H,
     ) -> Result<GradSync> {
-        let (raw, _name) = raw_hook(hook).of("GradSync::with_hook")?;
-        GradSync::make(module, options, &raw).of("GradSync::with_hook")
+        GradSync::make(module, options, || raw_hook(hook).map(Some)).of("GradSync::with_hook")
     }
 
     fn make<M: Module + ?Sized>(
         module: &M,
         options: &GradSyncOptions,
-        hook: *const sys::swv_gradient_hook,
+        hook: impl FnOnce() -> Result<Option<RawHook>>,
     ) -> Result<GradSync> {
-        let mut raw = options.raw(options.power_sgd.as_ref());
-        raw.hook = hook;
         let (module, _forwards) = trained_handle_of(module)?;
+        let mut raw = options.raw(options.power_sgd.as_ref());
+        let hook = hook()?;
+        raw.hook = hook.as_ref().map_or(ptr::null(), |(raw, _name)| raw);
         let sync = create!(swv_grad_sync_create(module.as_ptr(), &raw))?;
         Ok(GradSync::of_handle(sync))
     }

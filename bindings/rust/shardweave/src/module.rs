@@ -243,7 +243,8 @@ pub trait Module {
     }
 
     /// Turns every parameter and buffer into a sharded tensor, in place: all handles see it.
-    /// Parameters require grad from then on. A line of the plan that matches nothing or that more
+    /// Parameters require grad from then on, but those that
+    /// [`set_requires_grad(false)`](Tensor::set_requires_grad) has frozen. A line of the plan that matches nothing or that more
     /// specific ones leave nothing to decide, lines that place one tensor differently, and lines
     /// about a forward that cannot be met (see [`Forward`](crate::Forward)) are errors before
     /// anything changes. Collective.
@@ -289,7 +290,9 @@ pub trait Module {
     ///
     /// Along other mesh dimensions parameters stay as they are:
     /// [`distribute`](Module::distribute) comes first. Numbers (0-dimensional parameters) stay
-    /// replicated, and need [`finish_grad_sync`](Module::finish_grad_sync). Modules that are units
+    /// replicated, and need [`finish_grad_sync`](Module::finish_grad_sync). What
+    /// [`set_requires_grad(false)`](Tensor::set_requires_grad) has frozen stays so; other parameters
+    /// require grad from then on. Modules that are units
     /// within others may be given first, one by one. The result says what became a unit. A pattern
     /// or type that matches no module, a parameter that is cut along the dimension already, a unit
     /// with fewer elements than ranks, and ranks that differ are errors before anything changes.
@@ -330,7 +333,8 @@ pub trait Module {
     ///
     /// A loss is that of all ranks' input, and nothing is divided by the number of ranks. What tensor
     /// parallelism has cut on the same mesh ([`distribute`](Module::distribute), before this) stays
-    /// so. A parameter that is cut along the dimension, on another mesh, fully sharded, or in another
+    /// so, and so does what [`set_requires_grad(false)`](Tensor::set_requires_grad) has frozen. A
+    /// parameter that is cut along the dimension, on another mesh, fully sharded, or in another
     /// [`GradSync`], and ranks that differ, are errors on all ranks before anything changes.
     /// Collective.
     #[track_caller]

@@ -31,7 +31,8 @@ pub(crate) fn handle_of<M: Module + ?Sized>(
     handle_of_members(members_of(module), Frozen::Stay)
 }
 
-/// The same for what begins to train it: parameters that are plain tensors require grad from then on.
+/// The same for what begins to train it: parameters that are plain tensors require grad from then on,
+/// but those that `set_requires_grad(false)` has frozen.
 pub(crate) fn trained_handle_of<M: Module + ?Sized>(
     module: &M,
 ) -> Result<(ModuleHandle, Vec<(Forward, ForwardHandle)>)> {
@@ -95,14 +96,14 @@ fn handle_of_members(
         )
     };
     for (fqn, tensor) in members.parameters.iter().filter(|(fqn, _)| !is_native(fqn)) {
-        // It requires grad from then on.
+        // It requires grad from then on, if nobody has frozen it.
         let stays =
             frozen == Frozen::Stay || members.frozen.contains(fqn) || tensor.is_sharded()?;
         let fqn = c_text(fqn, "parameter")?;
-        let is_frozen = stays && !tensor.requires_grad()?;
+        let is_off = stays && !tensor.requires_grad()?;
         call!(swv_module_add_parameter(module.as_ptr(), fqn.as_ptr(), tensor.as_ptr()))?;
-        if is_frozen {
-            tensor.set_requires_grad(false)?;
+        if is_off && tensor.requires_grad()? {
+            call!(swv_tensor_clear_requires_grad(tensor.as_ptr()))?;
         }
     }
     for (fqn, tensor) in members.buffers.iter().filter(|(fqn, _)| !is_native(fqn)) {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use shardweave::nn::{self, Layer};
 use shardweave::{
     Code, DataParallelOptions, Error, GradSync, GradSyncOptions, GradientBucket, GradientHook,
-    Module, Placement::*, PowerSgd, ReduceOp, Result, Source, Tensor, World,
+    Members, Module, Placement::*, PowerSgd, ReduceOp, Result, Source, Tensor, World,
 };
 
 /// What an all-reduce does; counts, and fails if it is told to.
@@ -79,6 +79,34 @@ fn gradients_go_through_a_hook_and_its_end_is_everyones() {
         });
         assert!(result.is_ok(), "{result:?}");
     }
+}
+
+/// A module that cannot be registered.
+struct Integers(Tensor);
+
+impl Module for Integers {
+    fn members(&self, members: &mut Members) {
+        members.parameter("index", &self.0);
+    }
+}
+
+#[test]
+fn a_hook_ends_with_the_call_that_did_not_take_it() {
+    let world = World::counting(0, 2).unwrap();
+    let mesh = world.device_mesh(&[("dp", 2)]).unwrap();
+    let module = Integers(Tensor::arange(3).unwrap());
+    let begun = Rc::new(Cell::new(0));
+    let hook = || Sum { begun: Rc::clone(&begun), fails: false };
+    let error = GradSync::with_hook(&module, &GradSyncOptions::new(), hook()).unwrap_err();
+    assert!(error.message().contains("has integers"), "{error}");
+    let options = DataParallelOptions::new();
+    let failed = module.distributed_data_parallel_with_hook(&mesh, &options, hook());
+    assert!(failed.unwrap_err().message().contains("has integers"));
+    let options = options.mesh_dim("a\0b");
+    let layer = nn::Linear::new(3, 5).unwrap();
+    let failed = layer.distributed_data_parallel_with_hook(&mesh, &options, hook());
+    assert_eq!(failed.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(Rc::strong_count(&begun), 1);
 }
 
 #[test]
