@@ -1580,9 +1580,9 @@ typedef struct swv_fully_shard_options {
  * "padding" are the elements of gaps, of all ranks together, which travel, too.
  * Before anything is changed: SWV_CODE_NOT_FOUND for a dimension that the mesh does not have, and for
  * a pattern or a type that matches no module with parameters; SWV_CODE_INVALID_ARGUMENT for a
- * parameter on another mesh or cut along the dimension already, a unit with fewer elements than
- * ranks, a compute_device that LibTorch does not have here or of parameters on another GPU, and
- * options that differ between ranks; SWV_CODE_FAILED_PRECONDITION if all parameters are in units
+ * parameter on another mesh or cut along the dimension already, a compute_device that LibTorch does
+ * not have here or of parameters on another GPU, and options that differ between ranks;
+ * SWV_CODE_FAILED_PRECONDITION if all parameters are in units
  * already: modules inside come first. While the model runs: SWV_CODE_FAILED_PRECONDITION for a write
  * to a view of a parameter, and for ranks that use units in different orders; with a compute_device
  * also in a captured step and where gradients would be recorded on the CPU, and

@@ -292,10 +292,10 @@ pub trait Module {
     /// [`distribute`](Module::distribute) comes first. Numbers (0-dimensional parameters) stay
     /// replicated, and need [`finish_grad_sync`](Module::finish_grad_sync). What
     /// [`set_requires_grad(false)`](Tensor::set_requires_grad) has frozen stays so; other parameters
-    /// require grad from then on. Modules that are units
-    /// within others may be given first, one by one. The result says what became a unit. A pattern
-    /// or type that matches no module, a parameter that is cut along the dimension already, a unit
-    /// with fewer elements than ranks, and ranks that differ are errors before anything changes.
+    /// require grad from then on. Modules that are units within others may be given first, one by
+    /// one. The result says what became a unit. A pattern or type that matches no module, a
+    /// parameter that is cut along the dimension already, and ranks that differ are errors before
+    /// anything changes.
     ///
     /// Of a backward that fails on one rank the others wait for its collectives: that rank returns its
     /// error (or calls [`Comm::abort`](crate::Comm::abort)), and all end at once. Several backwards
