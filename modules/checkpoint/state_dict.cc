@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "ATen/ops/empty.h"
 #include "ATen/ops/zeros_like.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/escaping.h"
 #include "c10/core/GradMode.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/engine/members.h"
 #include "shardweave/dtensor/random.h"
+#include "shardweave/modules/checkpoint/default_generator.h"
 #include "shardweave/modules/checkpoint/manifest.h"
 #include "shardweave/modules/non_persistent_buffers.h"
 #include "shardweave/modules/optimizer_state.h"
@@ -306,27 +309,56 @@ void add_optimizer(StateDict& state, torch::optim::Optimizer& optimizer,
   add_states(state, optimizer, prefix, now, module);
 }
 
+namespace {
+
+constexpr char kDefaultGenerator[] = "cpu_generator";
+
+// Undefined: there is none, or it is no text of one.
+at::Tensor default_generator_in(const nlohmann::json& json) {
+  std::string bytes;
+  if (!json.contains(kDefaultGenerator) || !json[kDefaultGenerator].is_string() ||
+      !absl::Base64Unescape(json[kDefaultGenerator].get<std::string>(), &bytes)) {
+    return {};
+  }
+  at::Tensor state = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  std::copy(bytes.begin(), bytes.end(), static_cast<char*>(state.mutable_data_ptr()));
+  return is_default_generator_state(state) ? state : at::Tensor();
+}
+
+}  // namespace
+
 void add_random_state(StateDict& state, const MeshPtr& mesh, const std::string& name) {
   using Json = nlohmann::json;
   const auto number = [](const Json& json, const char* key) {
     return json.is_object() && json.contains(key) && json[key].is_number_unsigned();
   };
-  state.add_value(name, {[mesh] {
-                           const PhiloxState now = random_state(mesh);
-                           return Json({{"seed", now.seed}, {"offset", now.offset}}).dump();
-                         },
-                         [number, name](const std::string& text) {
-                           const Json json = Json::parse(text);
-                           if (number(json, "seed") && number(json, "offset"))
-                             return absl::OkStatus();
-                           return absl::InvalidArgumentError(str_cat(
-                               "the value '", name, "' is no random state: ", text.substr(0, 60)));
-                         },
-                         [mesh](const std::string& text) {
-                           const Json json = Json::parse(text);
-                           set_random_state(mesh, {json["seed"].get<uint64_t>(),
-                                                   json["offset"].get<uint64_t>()});
-                         }});
+  state.add_value(
+      name,
+      {[mesh] {
+         const PhiloxState now = random_state(mesh);
+         Json json = {{"seed", now.seed}, {"offset", now.offset}};
+         if (const at::Tensor own = default_generator_state(mesh); own.defined()) {
+           json[kDefaultGenerator] = absl::Base64Escape(
+               std::string(static_cast<const char*>(own.const_data_ptr()), own.nbytes()));
+         }
+         return json.dump();
+       },
+       [number, name](const std::string& text) {
+         const Json json = Json::parse(text);
+         if (number(json, "seed") && number(json, "offset") &&
+             (!json.contains(kDefaultGenerator) || default_generator_in(json).defined())) {
+           return absl::OkStatus();
+         }
+         return absl::InvalidArgumentError(
+             str_cat("the value '", name, "' is no random state: ", text.substr(0, 60)));
+       },
+       [mesh](const std::string& text) {
+         const Json json = Json::parse(text);
+         set_random_state(mesh, {json["seed"].get<uint64_t>(), json["offset"].get<uint64_t>()});
+         if (mesh->mesh().size() == 1) {
+           set_default_generator_state(default_generator_in(json));
+         }
+       }});
 }
 
 }  // namespace shardweave

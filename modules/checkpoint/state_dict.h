@@ -152,7 +152,8 @@ void add_optimizer(StateDict& state, ZeroRedundancyOptimizer<Optimizer>& optimiz
   checkpoint_internal::add_states(state, optimizer.optimizer(), prefix, now, module);
 }
 
-// Where the mesh stands in its random numbers (random.h).
+// Where the mesh stands in its random numbers (random.h). On a mesh of one rank also LibTorch's own
+// generator of the CPU, from which plain tensors draw (a dropout of a module that is not distributed).
 void add_random_state(StateDict& state, const MeshPtr& mesh, const std::string& name = "random");
 
 }  // namespace shardweave

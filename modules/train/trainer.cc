@@ -17,6 +17,7 @@
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/modules/checkpoint/agree.h"
+#include "shardweave/modules/checkpoint/default_generator.h"
 #include "shardweave/modules/checkpoint/loader_position.h"
 #include "shardweave/modules/checkpoint/snapshot.h"
 #include "shardweave/modules/fully_shard.h"
@@ -197,6 +198,19 @@ class KeepModes {
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;
 };
 
+// What plain tensors draw afterwards is what they would have drawn before.
+class KeepDefaultGenerator {
+ public:
+  explicit KeepDefaultGenerator(const MeshPtr& mesh)
+      : state_(checkpoint_internal::default_generator_state(mesh)) {}
+  ~KeepDefaultGenerator() { checkpoint_internal::set_default_generator_state(state_); }
+  KeepDefaultGenerator(const KeepDefaultGenerator&) = delete;
+  KeepDefaultGenerator& operator=(const KeepDefaultGenerator&) = delete;
+
+ private:
+  const at::Tensor state_;
+};
+
 }  // namespace
 
 struct Trainer::Parts {
@@ -369,12 +383,14 @@ class Trainer::Run {
   // What forwards change.
   struct Before {
     PhiloxState random;
-    std::string position;  // of the loader
+    at::Tensor own_random;  // of plain tensors
+    std::string position;   // of the loader
     std::vector<at::Tensor> buffers;
   };
   Before now() const {
     const c10::AutoGradMode no_grad(false);
     Before before = {.random = random_state(parts_.mesh),
+                     .own_random = checkpoint_internal::default_generator_state(parts_.mesh),
                      .position = parts_.loader != nullptr ? parts_.loader->position() : ""};
     for (const at::Tensor& buffer : parts_.buffers) before.buffers.push_back(buffer.clone());
     return before;
@@ -390,6 +406,7 @@ class Trainer::Run {
     }
     zero_grad();
     set_random_state(parts_.mesh, before.random);
+    checkpoint_internal::set_default_generator_state(before.own_random);
     if (parts_.loader != nullptr) parts_.loader->set_position(before.position, where_);
     const c10::AutoGradMode no_grad(false);
     for (size_t i = 0; i < before.buffers.size(); ++i) {
@@ -489,6 +506,7 @@ class Trainer::Run {
     const c10::AutoGradMode no_grad(false);
     const KeepModes modes(parts_.module);
     const RandomStateScope same(parts_.mesh, random_state(parts_.mesh));
+    const KeepDefaultGenerator same_of_plain(parts_.mesh);
     parts_.module.eval();
     for (Metric& metric : options_.evaluate()) {
       const auto has_its_name = [&](const Metric& other) { return other.name == metric.name; };

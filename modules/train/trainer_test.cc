@@ -946,5 +946,46 @@ TEST(TrainerTest, ALossThatIsNoNumber) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("the loss has 2 elements; wanted a number"));
 }
 
+// Plain tensors draw from LibTorch's generator, which a run of one rank has to itself.
+TEST(TrainerTest, AModuleThatNobodyHasDistributedResumesWithItsRandomNumbers) {
+  const auto weights = [](const std::string& directory, std::vector<int64_t> ends) {
+    std::vector<at::Tensor> result;
+    for (size_t i = 0; i < ends.size(); ++i) {
+      on_mesh({{"dp", 1}}, [&](const MeshPtr& mesh) {
+        at::manual_seed(i == 0 ? 5 : 99);  // a process that begins again has other numbers
+        NetImpl net;
+        FusedOptimizer optimizer(net.parameters(), AdamWOptions{.lr = 0.01});
+        Trainer* running = nullptr;
+        TrainerOptions options;
+        options.steps = 6;
+        options.checkpoints = directory;
+        options.resume = Resume::kIfThere;
+        options.evaluate_every = 2;
+        options.evaluate = [&]() -> std::vector<Metric> {
+          return {{"noise", at::rand({3}).sum().item<double>()}};
+        };
+        options.step_done = [&](const TrainerStep& done) {
+          if (done.step == ends[i]) running->request_stop();
+        };
+        Trainer trainer(net, optimizer, mesh, options);
+        running = &trainer;
+        trainer.run([&](int64_t batch) -> std::optional<at::Tensor> {
+          const at::Tensor tokens =
+              (at::arange(12, at::kLong) * 5 + batch).remainder(11).view({3, 4});
+          const at::Tensor x = at::dropout(net.embedding(tokens), 0.5, /*train=*/true);
+          const at::Tensor scores = net.down(at::gelu(net.up(x)));
+          return at::cross_entropy_loss(scores.flatten(0, 1), tokens.flatten());
+        });
+        result.clear();
+        for (const at::Tensor& p : net.parameters()) result.push_back(p.detach().clone());
+      });
+    }
+    return result;
+  };
+  const std::vector<at::Tensor> wanted = weights(new_path("unbroken"), {6});
+  const std::vector<at::Tensor> got = weights(new_path("broken"), {3, 6});
+  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << i;
+}
+
 }  // namespace
 }  // namespace shardweave
