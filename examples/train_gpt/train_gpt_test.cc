@@ -351,7 +351,7 @@ TEST(TrainGptTest, CheckpointsThatCannotBe) {
   expect({"--resume=/nowhere/run"}, "/nowhere/run");
   expect({"--resume=" + directory, "--layers=1"}, "unexpected: model.blocks.1.");
   expect({"--resume=" + directory, "--layers=1", "--backend=gloo"}, "unexpected: model.blocks.1.");
-  expect({"--save=" + directory, "--steps=1"}, "is there already");
+  expect({"--save=" + directory, "--steps=1"}, "is of a later step than 0");
   Program usage(with(kSmall, {"--save_every=2"}));
   EXPECT_EQ(usage.wait(), 2);
 }

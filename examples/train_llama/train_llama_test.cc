@@ -112,7 +112,7 @@ TEST(TrainLlamaTest, CheckpointsThatCannotBe) {
       {{"--resume=" + run}, "--steps=8: wanted more than 8, as --resume has"},
       {{"--resume=" + run, "--layers=1", "--steps=9"}, "unexpected: model.model.layers.1."},
       {{"--resume=/nowhere/run"}, "/nowhere/run"},
-      {{"--save=" + run}, "is there already"},
+      {{"--save=" + run}, "is of a later step than 0"},
       {{"--save_every=2"}, "--save_every=2: wanted --save, too"},
       {{model + "gpt2"}, "gpt2"},
       {{model + "llama", "--seq=17"}, "--seq=17: the model is for 16 positions at most"},
