@@ -259,6 +259,13 @@ void swv_checkpointer_free(swv_checkpointer* checkpointer) {
   release(checkpointer, __func__);
 }
 
+swv_status* swv_checkpointer_open(swv_checkpointer* checkpointer) {
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
+    in(checkpointer, "checkpointer").checkpointer->open();
+  });
+}
+
 swv_status* swv_checkpointer_save(swv_checkpointer* checkpointer, int64_t step,
                                   const swv_state* state) {
   return guarded(__func__, [&] {

@@ -237,6 +237,11 @@ TEST(CheckpointTest, ErrorsAreThoseOfAllRanks) {
     Checkpointer checkpointer, second;
     ok(swv_checkpointer_create(mesh, directory.c_str(), nullptr, checkpointer.out()));
     ok(swv_checkpointer_create(mesh, directory.c_str(), nullptr, second.out()));
+    // Before there is anything to save.
+    ok(swv_checkpointer_open(checkpointer));
+    EXPECT_THAT(message_of(swv_checkpointer_open(second), SWV_CODE_FAILED_PRECONDITION),
+                HasSubstr("swv_checkpointer_open: "));
+    ok(swv_checkpointer_open(checkpointer));  // it is taken already
     ok(swv_checkpointer_save(checkpointer, 1, state));
     EXPECT_THAT(message_of(swv_checkpointer_save(second, 2, state), SWV_CODE_FAILED_PRECONDITION),
                 HasSubstr("swv_checkpointer_save: "));

@@ -2362,14 +2362,19 @@ typedef struct swv_load_options {
 } swv_load_options;
 #define SWV_LOAD_OPTIONS_INIT {SWV_SIZE_TO(swv_load_options, verify), 0, 0, 0, 0}
 
-/* Touches no file. From the first save on the directory is this one's, until it is freed: another
- * one, of any process, gets SWV_CODE_FAILED_PRECONDITION. */
+/* Touches no file. From swv_checkpointer_open or the first save on the directory is this one's, until
+ * it is freed: another one, of any process, gets SWV_CODE_FAILED_PRECONDITION. */
 SWV_API SWV_MUST_USE swv_status* swv_checkpointer_create(const swv_mesh* mesh,
                                                          const char* directory,
                                                          const swv_checkpointer_options* options,
                                                          swv_checkpointer** out_checkpointer);
 /* Waits for what is under way; its error, if nobody has asked, is a warning on stderr. */
 SWV_API void swv_checkpointer_free(swv_checkpointer* checkpointer);
+/* What the first save does before there is anything to save, so that a run hears at its beginning what
+ * would be an error after its first steps: makes the directory, if it is not there, and takes it.
+ * SWV_CODE_FAILED_PRECONDITION if another run saves there; of the disk, SWV_CODE_PERMISSION_DENIED and
+ * others. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_checkpointer_open(swv_checkpointer* checkpointer);
 /* The directory has step-000100 when it returns. SWV_CODE_ALREADY_EXISTS for a step that is there,
  * SWV_CODE_RESOURCE_EXHAUSTED for a full disk, SWV_CODE_PERMISSION_DENIED; SWV_CODE_INVALID_ARGUMENT
  * for a Partial, and for what differs between ranks. An error of a save beside training before it is a

@@ -207,8 +207,8 @@ func (s *State) Load(path string, mesh *Mesh, options ...LoadOption) (Loaded, er
 	}, s, mesh))
 }
 
-// Checkpointer saves into one directory, which all ranks share, and loads from it. From the first save on the directory is
-// this one's.
+// Checkpointer saves into one directory, which all ranks share, and loads from it. From Open or the first save on the
+// directory is this one's.
 type Checkpointer struct {
 	_ noCopy
 	*thing[c.Checkpointer]
@@ -243,7 +243,7 @@ func WithWriteTimeout(timeout time.Duration) CheckpointerOption {
 // WithSkipIfBusy has SaveAsync save nothing while a save is under way; else it waits.
 func WithSkipIfBusy() CheckpointerOption { return func(o *checkpointerOptions) { o.skipIfBusy = true } }
 
-// NewCheckpointer touches no file.
+// NewCheckpointer touches no file: that is for Open, or the first save.
 func NewCheckpointer(mesh *Mesh, directory string, options ...CheckpointerOption) (*Checkpointer, error) {
 	var o checkpointerOptions
 	for _, option := range options {
@@ -269,6 +269,12 @@ func (p *Checkpointer) Close() error {
 		return nil
 	}
 	return p.thing.close()
+}
+
+// Open makes the directory, if it is not there, and takes it, as the first save does: a run hears at its beginning that
+// another one saves there (FailedPrecondition), or that it may not write there. Collective.
+func (p *Checkpointer) Open() error {
+	return do(func(*rank) error { return c.CheckpointerOpen(p.handle) }, p)
 }
 
 // Save returns when the directory has step-000100. An error of a SaveAsync before it is a warning on stderr. Collective.

@@ -93,6 +93,14 @@ func TestCheckpoint(t *testing.T) {
 			return err
 		}
 		defer p.Close()
+		if err := p.Open(); err != nil {
+			return err
+		}
+		another := mustOf(sw.NewCheckpointer(c.mesh, directory))
+		defer another.Close()
+		if err := another.Open(); !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), "Checkpointer.Open") {
+			t.Error("a directory that is taken:", err)
+		}
 		if err := p.Save(1, c.state); err != nil {
 			return err
 		}

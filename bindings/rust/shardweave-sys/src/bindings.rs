@@ -3168,7 +3168,7 @@ pub struct swv_load_options {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Touches no file. From the first save on the directory is this one's, until it is freed: another\n one, of any process, gets SWV_CODE_FAILED_PRECONDITION."]
+    #[doc = " Touches no file. From swv_checkpointer_open or the first save on the directory is this one's, until\n it is freed: another one, of any process, gets SWV_CODE_FAILED_PRECONDITION."]
     pub fn swv_checkpointer_create(
         mesh: *const swv_mesh,
         directory: *const ::std::os::raw::c_char,
@@ -3179,6 +3179,11 @@ extern "C" {
 extern "C" {
     #[doc = " Waits for what is under way; its error, if nobody has asked, is a warning on stderr."]
     pub fn swv_checkpointer_free(checkpointer: *mut swv_checkpointer);
+}
+extern "C" {
+    #[must_use]
+    #[doc = " What the first save does before there is anything to save, so that a run hears at its beginning what\n would be an error after its first steps: makes the directory, if it is not there, and takes it.\n SWV_CODE_FAILED_PRECONDITION if another run saves there; of the disk, SWV_CODE_PERMISSION_DENIED and\n others. COLLECTIVE."]
+    pub fn swv_checkpointer_open(checkpointer: *mut swv_checkpointer) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]

@@ -222,7 +222,7 @@ impl<'a> CheckpointerOptions<'a> {
         self
     }
 
-    /// Touches no file.
+    /// Touches no file: that is for [`Checkpointer::open`], or the first save.
     pub fn open(&self) -> Result<Checkpointer> {
         const NAME: &str = "CheckpointerOptions::open";
         let directory = c_path(&self.directory).of(NAME)?;
@@ -248,6 +248,30 @@ impl Checkpointer {
             timeout: None,
             skip_if_busy: false,
         }
+    }
+
+    /// Makes the directory, if it is not there, and takes it, as the first save does: a run hears at its
+    /// beginning that another one saves there
+    /// ([`Code::FailedPrecondition`](crate::Code::FailedPrecondition)), or that it may not write there.
+    /// Collective.
+    ///
+    /// ```
+    /// use shardweave::{Checkpointer, Code, World};
+    /// # let folder = std::env::temp_dir().join(format!("shardweave-open-{}", std::process::id()));
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("dp", 2)])?;
+    ///     let mut checkpointer = Checkpointer::new(&mesh, &folder).open()?;
+    ///     checkpointer.open()?;
+    ///     let mut another = Checkpointer::new(&mesh, &folder).open()?;
+    ///     let error = another.open().unwrap_err();
+    ///     assert_eq!(error.code(), Code::FailedPrecondition);
+    ///     Ok(())
+    /// })?;
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn open(&mut self) -> Result<()> {
+        call!(swv_checkpointer_open(self.as_ptr()))
     }
 
     /// The directory has step-000100 when it returns. An error of a [`save_async`](Self::save_async)
