@@ -312,6 +312,7 @@ var words = map[string]string{
 	"swv_mesh_use_random_state":       "Mesh.WithRandomState",
 	"swv_module_add_buffer":           "Module.Buffer",
 	"swv_module_add_parameter":        "Module.Parameter",
+	"swv_tensor_clear_requires_grad":  "World.ModuleOf",
 	"swv_module_create":               "World.NewModule",
 	"swv_module_create_by_kind":       "World.ModuleByKind",
 	"swv_deferred_init":               "DeferredInit",

@@ -2,7 +2,7 @@
 //! argument, in words of C. Only errors come here.
 
 /// Functions and types that do not follow the rule ([`of_rule`]).
-const NAMES: [(&str, &str); 125] = [
+const NAMES: [(&str, &str); 126] = [
     ("build_info", "build_info"),
     ("captured_step_create", "CapturedStep::capture"),
     ("checkpoint", "checkpoint"),
@@ -116,6 +116,7 @@ const NAMES: [(&str, &str); 125] = [
     ("set_log", "set_log"),
     ("set_num_threads", "set_num_threads"),
     ("state_create", "State::new"),
+    ("tensor_clear_requires_grad", "Tensor::set_requires_grad"),
     ("tensor_copy_from_host", "Tensor::copy_from_slice"),
     ("tensor_copy_to_host", "Tensor::to_vec"),
     ("tensor_from_data", "Tensor::from_slice"),
