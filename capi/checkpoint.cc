@@ -259,10 +259,11 @@ void swv_checkpointer_free(swv_checkpointer* checkpointer) {
   release(checkpointer, __func__);
 }
 
-swv_status* swv_checkpointer_open(swv_checkpointer* checkpointer) {
+swv_status* swv_checkpointer_open(swv_checkpointer* checkpointer, int64_t done) {
   return guarded(__func__, [&] {
     const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-    in(checkpointer, "checkpointer").checkpointer->open();
+    Checkpointer& its = *in(checkpointer, "checkpointer").checkpointer;
+    its.open(done < 0 ? std::nullopt : std::optional(done));
   });
 }
 

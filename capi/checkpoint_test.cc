@@ -238,11 +238,14 @@ TEST(CheckpointTest, ErrorsAreThoseOfAllRanks) {
     ok(swv_checkpointer_create(mesh, directory.c_str(), nullptr, checkpointer.out()));
     ok(swv_checkpointer_create(mesh, directory.c_str(), nullptr, second.out()));
     // Before there is anything to save.
-    ok(swv_checkpointer_open(checkpointer));
-    EXPECT_THAT(message_of(swv_checkpointer_open(second), SWV_CODE_FAILED_PRECONDITION),
+    ok(swv_checkpointer_open(checkpointer, 0));
+    EXPECT_THAT(message_of(swv_checkpointer_open(second, -1), SWV_CODE_FAILED_PRECONDITION),
                 HasSubstr("swv_checkpointer_open: "));
-    ok(swv_checkpointer_open(checkpointer));  // it is taken already
+    ok(swv_checkpointer_open(checkpointer, -1));  // it is taken already
     ok(swv_checkpointer_save(checkpointer, 1, state));
+    ok(swv_checkpointer_open(checkpointer, 1));
+    EXPECT_THAT(message_of(swv_checkpointer_open(checkpointer, 0), SWV_CODE_FAILED_PRECONDITION),
+                HasSubstr("step"));
     EXPECT_THAT(message_of(swv_checkpointer_save(second, 2, state), SWV_CODE_FAILED_PRECONDITION),
                 HasSubstr("swv_checkpointer_save: "));
     ok(swv_state_create(bad.out()));

@@ -50,7 +50,7 @@ void Fuzzer::checkpoints() {
   if (done(swv_checkpointer_create(mesh, directory.c_str(), one_in(3) ? nullptr : sized(options),
                                    &checkpointer))) {
     const int64_t number_of = one_in(5) ? number() : static_cast<int64_t>(below(1000));
-    if (one_in(2)) done(swv_checkpointer_open(checkpointer));
+    if (one_in(2)) done(swv_checkpointer_open(checkpointer, one_in(2) ? -1 : 1));
     done(swv_checkpointer_save(checkpointer, number_of, state));
     done(swv_checkpointer_save_async(checkpointer, one_in(3) ? number() : number_of / 2, state,
                                      one_in(2) ? nullptr : &saved));

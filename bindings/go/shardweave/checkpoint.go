@@ -272,9 +272,10 @@ func (p *Checkpointer) Close() error {
 }
 
 // Open makes the directory, if it is not there, and takes it, as the first save does: a run hears at its beginning that
-// another one saves there (FailedPrecondition), or that it may not write there. Collective.
-func (p *Checkpointer) Open() error {
-	return do(func(*rank) error { return c.CheckpointerOpen(p.handle) }, p)
+// another one saves there (FailedPrecondition), or that it may not write there. done is how many steps are: a checkpoint
+// of a later one is an error then, too; -1: who resumes from this directory, before Load. Collective.
+func (p *Checkpointer) Open(done int64) error {
+	return do(func(*rank) error { return c.CheckpointerOpen(p.handle, done) }, p)
 }
 
 // Save returns when the directory has step-000100. An error of a SaveAsync before it is a warning on stderr. Collective.

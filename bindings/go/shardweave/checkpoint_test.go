@@ -93,16 +93,19 @@ func TestCheckpoint(t *testing.T) {
 			return err
 		}
 		defer p.Close()
-		if err := p.Open(); err != nil {
+		if err := p.Open(0); err != nil {
 			return err
 		}
 		another := mustOf(sw.NewCheckpointer(c.mesh, directory))
 		defer another.Close()
-		if err := another.Open(); !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), "Checkpointer.Open") {
+		if err := another.Open(-1); !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), "Checkpointer.Open") {
 			t.Error("a directory that is taken:", err)
 		}
 		if err := p.Save(1, c.state); err != nil {
 			return err
+		}
+		if err := p.Open(0); !errors.Is(err, sw.FailedPrecondition) || p.Open(1) != nil {
+			t.Error("a later step than were done:", err)
 		}
 		if saved, err := p.SaveAsync(2, c.state); err != nil || !saved {
 			t.Errorf("SaveAsync: %v, %v", saved, err)

@@ -304,7 +304,7 @@ func TestBadFlags(t *testing.T) {
 		{"--mesh=dp=2,dp=2", "'dp' is there twice", exitUsage},
 		{"--save_every=2", "--save_every=2: wanted --save, too", exitUsage},
 		{"--resume=/dev/null/run", "State.Load: ", exitFailed},
-		{"--save=/dev/null/run", "Checkpointer.Save: ", exitFailed},
+		{"--save=/dev/null/run", "Checkpointer.Open: ", exitFailed},
 		{"--parallel=pp", "--parallel=pp: wanted one of ddp, zero1, zero2, fsdp, hsdp, fsdp+tp", exitUsage},
 		{"--mesh=replicas=2,dp=2", "not 'replicas'", exitUsage},
 		{"--mesh=dp=100000", "4096 ranks at most", exitUsage},

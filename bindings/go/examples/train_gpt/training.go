@@ -61,6 +61,9 @@ func newCheckpoints(m *gpt, optimizer *sw.Optimizer, s *settings, mesh *sw.Mesh)
 		if c.checkpointer, err = sw.NewCheckpointer(mesh, s.save); err != nil {
 			return nil, 0, err
 		}
+		if err := c.checkpointer.Open(before); err != nil { // or hours later there is nowhere to save
+			return nil, 0, err
+		}
 	}
 	c.end = before + s.steps
 	return c, before, nil

@@ -211,7 +211,9 @@ func (s *settings) newCheckpoints(m *llama, optimizer *sw.Optimizer, mesh *sw.Me
 		before = loaded.Step
 	}
 	if s.save != "" {
-		c.checkpointer, err = sw.NewCheckpointer(mesh, s.save)
+		if c.checkpointer, err = sw.NewCheckpointer(mesh, s.save); err == nil {
+			err = c.checkpointer.Open(before) // or hours later there is nowhere to save
+		}
 	}
 	return c, before, err
 }

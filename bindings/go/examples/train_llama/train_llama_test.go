@@ -285,7 +285,7 @@ func TestWhatIsWrong(t *testing.T) {
 		"a rate":            {"--lr=NaN", "--lr=NaN", exitUsage},
 		"saves of none":     {"--save_every=2", "wanted --save, too", exitUsage},
 		"no run":            {"--resume=/dev/null/run", "State.Load: ", exitFailed},
-		"no place":          {"--save=/dev/null/run", "Checkpointer.Save: ", exitFailed},
+		"no place":          {"--save=/dev/null/run", "Checkpointer.Open: ", exitFailed},
 		"a backend":         {"--backend=nccl", "--backend=nccl: wanted inproc or gloo", exitUsage},
 		"no flag":           {"more", "'more': wanted flags only", exitUsage},
 		"an unknown flag":   {"--nonsense", "nonsense", exitUsage},

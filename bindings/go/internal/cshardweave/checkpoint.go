@@ -117,7 +117,9 @@ func CheckpointerCreate(m Mesh, directory string, keepLast int64, timeout time.D
 
 func CheckpointerFree(c Checkpointer) { C.swv_checkpointer_free(c) }
 
-func CheckpointerOpen(c Checkpointer) error { return result(C.swv_checkpointer_open(c)) }
+func CheckpointerOpen(c Checkpointer, done int64) error {
+	return result(C.swv_checkpointer_open(c, C.int64_t(done)))
+}
 
 func CheckpointerSave(c Checkpointer, step int64, s State) error {
 	return result(C.swv_checkpointer_save(c, C.int64_t(step), s))

@@ -3182,8 +3182,11 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " What the first save does before there is anything to save, so that a run hears at its beginning what\n would be an error after its first steps: makes the directory, if it is not there, and takes it.\n SWV_CODE_FAILED_PRECONDITION if another run saves there; of the disk, SWV_CODE_PERMISSION_DENIED and\n others. COLLECTIVE."]
-    pub fn swv_checkpointer_open(checkpointer: *mut swv_checkpointer) -> *mut swv_status;
+    #[doc = " What the first save does before there is anything to save, so that a run hears at its beginning what\n would be an error after its first steps: makes the directory, if it is not there, and takes it. `done`\n is how many steps are; a checkpoint of a later one is an error then. -1: who resumes from this\n directory, before swv_checkpointer_load. SWV_CODE_FAILED_PRECONDITION if another run saves there, or\n for that later step; of the disk, SWV_CODE_PERMISSION_DENIED and others. COLLECTIVE."]
+    pub fn swv_checkpointer_open(
+        checkpointer: *mut swv_checkpointer,
+        done: i64,
+    ) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]

@@ -253,7 +253,8 @@ impl Checkpointer {
     /// Makes the directory, if it is not there, and takes it, as the first save does: a run hears at its
     /// beginning that another one saves there
     /// ([`Code::FailedPrecondition`](crate::Code::FailedPrecondition)), or that it may not write there.
-    /// Collective.
+    /// `done` is how many steps are: a checkpoint of a later one is an error then, too. `None`: who
+    /// resumes from this directory, before [`load`](Self::load). Collective.
     ///
     /// ```
     /// use shardweave::{Checkpointer, Code, World};
@@ -261,17 +262,17 @@ impl Checkpointer {
     /// World::threads(2).run(|world| {
     ///     let mesh = world.device_mesh(&[("dp", 2)])?;
     ///     let mut checkpointer = Checkpointer::new(&mesh, &folder).open()?;
-    ///     checkpointer.open()?;
+    ///     checkpointer.open(Some(0))?;
     ///     let mut another = Checkpointer::new(&mesh, &folder).open()?;
-    ///     let error = another.open().unwrap_err();
+    ///     let error = another.open(None).unwrap_err();
     ///     assert_eq!(error.code(), Code::FailedPrecondition);
     ///     Ok(())
     /// })?;
     /// # std::fs::remove_dir_all(&folder).unwrap();
     /// # Ok::<(), shardweave::Error>(())
     /// ```
-    pub fn open(&mut self) -> Result<()> {
-        call!(swv_checkpointer_open(self.as_ptr()))
+    pub fn open(&mut self, done: Option<i64>) -> Result<()> {
+        call!(swv_checkpointer_open(self.as_ptr(), done.unwrap_or(-1)))
     }
 
     /// The directory has step-000100 when it returns. An error of a [`save_async`](Self::save_async)

@@ -81,7 +81,9 @@ pub fn train(
             first = state.load(directory, mesh, &LoadOptions::new())?.step;
         }
         if let Some(directory) = &settings.save {
-            checkpointer = Some(Checkpointer::new(mesh, directory).open()?);
+            let mut its = Checkpointer::new(mesh, directory).open()?;
+            its.open(Some(first))?; // or hours later there is nowhere to save
+            checkpointer = Some(its);
         }
     }
     let end = first + settings.steps;

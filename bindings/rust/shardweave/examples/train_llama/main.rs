@@ -218,7 +218,9 @@ fn train(settings: &Settings, mesh: Option<&Mesh>, tell: bool) -> Result<(u64, V
             first = state.load(directory, mesh, &LoadOptions::new())?.step as u64;
         }
         if let Some(directory) = &settings.save {
-            checkpointer = Some(Checkpointer::new(mesh, directory).open()?);
+            let mut its = Checkpointer::new(mesh, directory).open()?;
+            its.open(Some(first as i64))?; // or hours later there is nowhere to save
+            checkpointer = Some(its);
         }
     }
     if first >= settings.steps {
