@@ -301,10 +301,14 @@ swv_status* swv_checkpointer_load(swv_checkpointer* checkpointer, swv_state* sta
                                   const swv_load_options* options, int64_t* out_step,
                                   swv_string** out_json) {
   return guarded(__func__, [&] {
-    shardweave::Checkpointer& its = *in(checkpointer, "checkpointer").checkpointer;
+    const swv_checkpointer& its = in(checkpointer, "checkpointer");
     load(
-        in(checkpointer, "checkpointer").mesh, state, options,
-        [&](auto& to, const auto& how) { return its.load(to, how, kHost); }, out_step, out_json);
+        its.mesh, state, options,
+        [&](auto& to, const auto& how) {
+          agree_to_call(its.mesh, kLoad);  // for it waits first, for what is saved
+          return its.checkpointer->load(to, how, kHost);
+        },
+        out_step, out_json);
   });
 }
 

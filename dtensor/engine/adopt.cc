@@ -308,6 +308,12 @@ void replace_plain(const OpInfo& info, absl::Span<IValue> args, const Replacemen
   }
 }
 
+// Whether what is in an argument that is written is lost: an out= argument, what is copied over.
+bool is_overwritten(const c10::OperatorHandle& op, const OpInfo& info, size_t i) {
+  return info.is_out[i] || (i == 0 && (op.operator_name().name == "aten::copy_" ||
+                                       op.operator_name().name == "aten::fill_"));
+}
+
 }  // namespace
 
 void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
@@ -320,7 +326,7 @@ void adopt_written(const c10::OperatorHandle& op, const OpInfo& info,
     const bool sharded = is_dtensor(written.unsafeGetTensorImpl());
     if (sharded && (!meta_of(written).spec->layout.is_replicated() || !any_is_cut(info, args)))
       continue;
-    if (!sharded && !write.is_out) {
+    if (!sharded && !is_overwritten(op, info, static_cast<size_t>(write.arg))) {
       context->plain_tensors.put_off({op, static_cast<size_t>(write.arg)}, written);
     }
     const Beside beside = layout_beside(*context, written, info, args);
@@ -362,8 +368,8 @@ void adopt_equal(const c10::OperatorHandle& op, const OpInfo& info,
     // Not its shape: ranks that have different ones shall do the same all the same.
     const uint64_t place = absl::HashOf(&op.operator_name(), i, static_cast<int>(spec->dtype));
     const bool is_known = later || context->plain_tensors.has_met_at(place);
-    if (info.is_out[i]) {
-      // What is in it is lost.
+    if (is_overwritten(op, info, i)) {
+      // Memory of ranks, with nothing in it that anybody reads.
     } else if (!is_read_for_comparison(*context, plain)) {
       if (context->mesh().size() > 1 && !is_known) {
         throw Error(absl::FailedPreconditionError(absl::StrCat(

@@ -306,6 +306,18 @@ void fill_under_mask(const c10::OperatorHandle& op, c10::Stack& stack) {
   call.finish({in_place ? self.masked_fill_(mask, value) : self.masked_fill(mask, value)});
 }
 
+// LibTorch's kernels for meta tensors refuse what its others take: an expert without tokens.
+bool has_empty_index(const Arguments& args) {
+  return args["index"].isTensor() && args["index"].toTensor().numel() == 0;
+}
+
+void write_nothing(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  const bool in_place = op.operator_name().name.ends_with("_");
+  call.finish({in_place ? self : self.clone()});
+}
+
 // They become the positions that they select.
 void index_by_masks(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
@@ -359,8 +371,10 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::put", sharded(put).shapes(like_input));
 
   table.add("aten::index_select", sharded(index_select).shapes(index_select_shape));
-  table.add("aten::index_add", sharded(index_add));
-  table.add({"aten::index_copy", "aten::index_reduce"}, sharded(index_write));
+  table.add("aten::index_add", sharded(index_add).when(has_empty_index, composed(write_nothing)));
+  table.add("aten::index_copy", sharded(index_write));
+  table.add("aten::index_reduce",
+            sharded(index_write).when(has_empty_index, composed(write_nothing)));
   table.add("aten::index_fill", sharded(index_fill));
 
   table.add({"aten::index", "aten::_unsafe_index"},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "c10/core/Contiguity.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 
@@ -25,6 +26,40 @@ void solve_with_factors(const OpCall& call, Strategies& out) {
   const int free = left ? b.ndim() - 1 : b.ndim() - 2;
   out.add({{"B", Shard(free)}}, {Shard(free)}, zeros_if_empty);
   out.add_linear({{"B"}});
+}
+
+// --- factors that depend on how A lies -----------------------------------------------------------
+// LibTorch factors A, or A^T where that lies in rows, and its backward asks A again which of the two that
+// was: a DTensor. So the part lies as that does.
+
+void lie_as_the_whole_does(const c10::OperatorHandle& op, c10::Stack& stack,
+                           const LocalCall& call) {
+  BoxedCall boxed(op, stack);
+  const at::Tensor part = boxed.tensor("A");
+  const Spec& whole = boxed.spec(call, "A");
+  const bool in_rows =
+      c10::_compute_contiguous<int64_t>(array(whole.sizes), array(whole.strides), whole.numel());
+  if (part.is_contiguous() == in_rows) return;
+  boxed["A"] = in_rows ? part.contiguous() : part.mT().contiguous().mT();
+}
+
+void factor(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  lie_as_the_whole_does(op, stack, call);
+  op.callBoxed(stack);
+}
+
+void factor_some(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
+  lie_as_the_whole_does(op, stack, call);
+  zeros_if_empty(op, stack, call);
+}
+
+ShardedRule factors(Batches batches) {
+  return sharded(
+             [of_batches = over_batches(std::move(batches))](const OpCall& call, Strategies& out) {
+               of_batches(call, out);
+               for (Strategy& strategy : out.list()) strategy.kernel = factor_some;
+             })
+      .runs(factor);
 }
 
 // --- lines ---------------------------------------------------------------------------------------
@@ -103,14 +138,14 @@ void add_linear_algebra_rules(RuleTable& table) {
   table.add("aten::linalg_qr", over_batches({{2}, {2}}));
   table.add("aten::_linalg_eigh", over_batches({{2}, {1, 2}}));
   table.add("aten::_linalg_svd", over_batches({{2}, {2, 1, 2}}));
-  table.add("aten::_linalg_det", over_batches({{2}, {0, 2, 1}}));
-  table.add("aten::_linalg_slogdet", over_batches({{2}, {0, 0, 2, 1}}));
+  table.add("aten::_linalg_det", factors({{2}, {0, 2, 1}}));
+  table.add("aten::_linalg_slogdet", factors({{2}, {0, 0, 2, 1}}));
   table.add("aten::linalg_matrix_exp", over_batches({{2}, {2}}).shapes(contiguous_like_input));
   // Whether a decomposition has failed: on any rank, so that all say the same.
   table.add("aten::_linalg_check_errors", replicated().shapes(no_outputs));
 
   // --- solvers: batches and right-hand sides ---
-  table.add("aten::_linalg_solve_ex", over_batches({{2}, {2, 2, 1, 0}}));
+  table.add("aten::_linalg_solve_ex", factors({{2}, {2, 2, 1, 0}}));
   table.add({"aten::linalg_lu_solve", "aten::linalg_ldl_solve"}, sharded(solve_with_factors));
 
   // --- lines ---

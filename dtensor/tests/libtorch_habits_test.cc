@@ -438,5 +438,108 @@ TEST(LibTorchHabitsTest, AGradientOfALocalPartBelongsToWhoGaveIt) {
   });
 }
 
+// LibTorch factors a matrix or its transpose, and asks the matrix again in backward: what the parts of it
+// were gathered for before, or how they lie, is not to be seen in gradients.
+TEST(LibTorchHabitsTest, GradientsOfFactorsAreTheSameHoweverPartsLie) {
+  using Function = std::function<at::Tensor(const at::Tensor&)>;
+  const at::Tensor one =
+      at::cos(at::arange(16, at::kDouble) * 1.7).reshape({4, 4}) + 2 * at::eye(4, at::kDouble);
+  const at::Tensor many = at::sin(at::arange(6 * 9, at::kDouble) * 1.3).reshape({6, 3, 3}) +
+                          3 * at::eye(3, at::kDouble);
+  const Function twice = [](const at::Tensor& x) { return at::matmul(x, x.mT()); };
+  const std::vector<std::pair<const char*, Function>> before = {
+      {"nothing", [](const at::Tensor& x) { return x; }},
+      {"a product", twice},
+      {"of the transpose", [](const at::Tensor& x) { return at::matmul(x.mT(), x); }}};
+  const std::vector<std::pair<const char*, Function>> forms = {
+      {"as it is", [](const at::Tensor& x) { return x; }},
+      {"transposed", [](const at::Tensor& x) { return x.mT(); }},
+      {"copied", [](const at::Tensor& x) { return x.mT().contiguous(); }},
+      {"copied back", [](const at::Tensor& x) { return x.mT().contiguous().mT(); }},
+      {"every other", [](const at::Tensor& x) { return x.dim() == 3 ? x.slice(0, 0, 6, 2) : x; }}};
+  const std::vector<std::pair<const char*, Function>> functions = {
+      {"det", [](const at::Tensor& x) { return at::linalg_det(x); }},
+      {"slogdet", [](const at::Tensor& x) { return std::get<1>(at::linalg_slogdet(x)); }},
+      {"logdet", [](const at::Tensor& x) { return at::logdet(x.matmul(x.mT())); }},
+      {"solve",
+       [](const at::Tensor& x) { return at::linalg_solve(x, x.select(-1, 0).unsqueeze(-1) + 1); }},
+      {"solve from the right", [](const at::Tensor& x) {
+         return at::linalg_solve(x, x.select(-2, 0).unsqueeze(-2) + 1, /*left=*/false);
+       }}};
+  for (const auto& dims :
+       std::vector<std::vector<MeshDim>>{{{"x", 2}}, {{"x", 3}}, {{"x", 2}, {"y", 2}}}) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      for (const at::Tensor& values : {one, many}) {
+        for (const Placements& placements :
+             all_layouts(static_cast<int>(dims.size()), static_cast<int>(values.dim()), false)) {
+          for (const auto& [first, use] : before) {
+            for (const auto& [form, as] : forms) {
+              for (const auto& [name, function] : functions) {
+                const auto gradient = [&, &used = use, &its = as, &f = function](at::Tensor x) {
+                  x.requires_grad_();
+                  used(x);
+                  return torch::autograd::grad({f(its(x)).sum()}, {x})[0];
+                };
+                const at::Tensor wanted = gradient(values.clone());
+                const at::Tensor got = gradient(distribute_tensor(values, mesh, placements));
+                EXPECT_TRUE(at::allclose(full_tensor(got), wanted))
+                    << name << " of " << values.dim() << "-d, " << form << ", after " << first
+                    << ", " << to_string(placements);
+              }
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+// An expert without tokens.
+TEST(LibTorchHabitsTest, NothingIsAddedWhereAnIndexIsEmpty) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor none = at::zeros({0}, at::kLong);
+    for (const Placements& placements : all_layouts(1, 2, false)) {
+      for (const bool is_plain : {true, false}) {
+        const at::Tensor index = is_plain ? none : distribute_tensor(none, mesh, {Replicate()});
+        const at::Tensor x = distribute_tensor(numbers({6, 4}), mesh, placements).requires_grad_();
+        x.index_select(0, index).sum().backward();
+        EXPECT_TRUE(at::equal(full_tensor(x.grad()), at::zeros({6, 4})));
+        const at::Tensor rows = zeros({0, 4}, mesh, {Replicate()});
+        const c10::AutoGradMode no_grad(false);
+        at::Tensor y = distribute_tensor(numbers({6, 4}), mesh, placements);
+        EXPECT_TRUE(at::equal(full_tensor(y.index_add(0, index, rows)), numbers({6, 4})));
+        EXPECT_TRUE(y.index_add_(0, index, rows).is_same(y));
+        y.index_reduce_(0, index, rows, "amax", /*include_self=*/false);
+        at::Tensor out = zeros({6, 4}, mesh, placements);
+        at::index_add_out(out, y, 0, index, rows);
+        EXPECT_TRUE(at::equal(full_tensor(out), numbers({6, 4})));
+        EXPECT_TRUE(at::equal(full_tensor(y), numbers({6, 4})));
+      }
+    }
+  });
+}
+
+// What is in at::empty() is no rank's concern.
+TEST(LibTorchHabitsTest, WhatIsCopiedOverNeedNotBeTheSameOnAllRanks) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const auto there = static_cast<double>(mesh->coordinate()[0]);
+    const at::Tensor x = distribute_tensor(numbers({4, 6}), mesh, {Shard(0)});
+    at::Tensor whole = at::full({4, 6}, there);
+    whole.copy_(x);
+    EXPECT_TRUE(at::equal(full_tensor(whole), numbers({4, 6})));
+    const at::Tensor base = at::full({4, 8}, there);
+    base.slice(1, 1, 7).copy_(x);
+    EXPECT_TRUE(at::equal(base.slice(1, 1, 7), numbers({4, 6})));
+    at::Tensor filled = at::full({3}, there);
+    filled.fill_(x.sum());
+    EXPECT_TRUE(at::equal(full_tensor(filled), numbers({4, 6}).sum().expand({3})));
+    EXPECT_TRUE(at::allclose(full_tensor(at::vander(x.select(1, 2))),
+                             at::vander(numbers({4, 6}).select(1, 2))));
+    // What is read is.
+    at::Tensor added = at::full({4, 6}, there);
+    EXPECT_THAT(error_of([&] { added.add_(x); }), HasSubstr("differs from rank to rank"));
+  });
+}
+
 }  // namespace
 }  // namespace shardweave
