@@ -262,7 +262,7 @@ void swv_checkpointer_free(swv_checkpointer* checkpointer) {
 swv_status* swv_checkpointer_open(swv_checkpointer* checkpointer, int64_t done) {
   return guarded(__func__, [&] {
     const CallMode mode(SWV_MODE_NO_GRAD, "mode");
-    Checkpointer& its = *in(checkpointer, "checkpointer").checkpointer;
+    shardweave::Checkpointer& its = *in(checkpointer, "checkpointer").checkpointer;
     its.open(done < 0 ? std::nullopt : std::optional(done));
   });
 }
