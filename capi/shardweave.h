@@ -2375,7 +2375,8 @@ SWV_API void swv_checkpointer_free(swv_checkpointer* checkpointer);
  * is how many steps are; a checkpoint of a later one is an error then. -1: who resumes from this
  * directory, before swv_checkpointer_load. SWV_CODE_FAILED_PRECONDITION if another run saves there, or
  * for that later step; of the disk, SWV_CODE_PERMISSION_DENIED and others. COLLECTIVE. */
-SWV_API SWV_MUST_USE swv_status* swv_checkpointer_open(swv_checkpointer* checkpointer, int64_t done);
+SWV_API SWV_MUST_USE swv_status* swv_checkpointer_open(swv_checkpointer* checkpointer,
+                                                       int64_t done);
 /* The directory has step-000100 when it returns. SWV_CODE_ALREADY_EXISTS for a step that is there,
  * SWV_CODE_RESOURCE_EXHAUSTED for a full disk, SWV_CODE_PERMISSION_DENIED; SWV_CODE_INVALID_ARGUMENT
  * for a Partial, and for what differs between ranks. An error of a save beside training before it is a

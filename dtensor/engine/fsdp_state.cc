@@ -28,7 +28,8 @@ bool FsdpState::in_backward_now() {
 }
 
 FsdpState::UnitsBefore FsdpState::before_next() const {
-  return {before_, current_, in_backward_ || c10::GradMode::is_enabled()};
+  const Pass forward = c10::GradMode::is_enabled() ? Pass::kForward : Pass::kEvaluation;
+  return {before_, current_, in_backward_ ? Pass::kBackward : forward};
 }
 
 void FsdpState::learn(FsdpUnit& unit) {

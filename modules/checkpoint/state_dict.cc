@@ -333,32 +333,32 @@ void add_random_state(StateDict& state, const MeshPtr& mesh, const std::string& 
     return json.is_object() && json.contains(key) && json[key].is_number_unsigned();
   };
   state.add_value(
-      name,
-      {[mesh] {
-         const PhiloxState now = random_state(mesh);
-         Json json = {{"seed", now.seed}, {"offset", now.offset}};
-         if (const at::Tensor own = default_generator_state(mesh); own.defined()) {
-           json[kDefaultGenerator] = absl::Base64Escape(
-               std::string(static_cast<const char*>(own.const_data_ptr()), own.nbytes()));
-         }
-         return json.dump();
-       },
-       [number, name](const std::string& text) {
-         const Json json = Json::parse(text);
-         if (number(json, "seed") && number(json, "offset") &&
-             (!json.contains(kDefaultGenerator) || default_generator_in(json).defined())) {
-           return absl::OkStatus();
-         }
-         return absl::InvalidArgumentError(
-             str_cat("the value '", name, "' is no random state: ", text.substr(0, 60)));
-       },
-       [mesh](const std::string& text) {
-         const Json json = Json::parse(text);
-         set_random_state(mesh, {json["seed"].get<uint64_t>(), json["offset"].get<uint64_t>()});
-         if (mesh->mesh().size() == 1) {
-           set_default_generator_state(default_generator_in(json));
-         }
-       }});
+      name, {[mesh] {
+               const PhiloxState now = random_state(mesh);
+               Json json = {{"seed", now.seed}, {"offset", now.offset}};
+               if (const at::Tensor own = default_generator_state(mesh); own.defined()) {
+                 json[kDefaultGenerator] = absl::Base64Escape(
+                     std::string(static_cast<const char*>(own.const_data_ptr()), own.nbytes()));
+               }
+               return json.dump();
+             },
+             [number, name](const std::string& text) {
+               const Json json = Json::parse(text);
+               if (number(json, "seed") && number(json, "offset") &&
+                   (!json.contains(kDefaultGenerator) || default_generator_in(json).defined())) {
+                 return absl::OkStatus();
+               }
+               return absl::InvalidArgumentError(
+                   str_cat("the value '", name, "' is no random state: ", text.substr(0, 60)));
+             },
+             [mesh](const std::string& text) {
+               const Json json = Json::parse(text);
+               set_random_state(mesh,
+                                {json["seed"].get<uint64_t>(), json["offset"].get<uint64_t>()});
+               if (mesh->mesh().size() == 1) {
+                 set_default_generator_state(default_generator_in(json));
+               }
+             }});
 }
 
 }  // namespace shardweave

@@ -196,7 +196,7 @@ fn bad_input() {
     let cases: [(&[&str], i32, &str); 12] = [
         (&["--save_every=2"], 2, "--save_every=2: wanted --save, too"),
         (&["--resume=/proc/nowhere"], 1, "State::load: "),
-        (&["--save=/proc/nowhere/run"], 1, "Checkpointer::save: "),
+        (&["--save=/proc/nowhere/run"], 1, "Checkpointer::open: "),
         (&["--parallel=pp"], 2, "[possible values: ddp, zero1, zero2, fsdp, hsdp, fsdp+tp]"),
         (&["--parallel=fsdp", "--mesh=tp=2"], 2, "wanted fsdp+tp, or a mesh without tp"),
         (&["--mesh=replicas=2,dp=2"], 2, "not 'replicas'"),
