@@ -167,7 +167,7 @@ fn a_run_goes_on() {
     }
     model.fails(&["--save_every=2"], "--save");
     model.fails(&["--resume=/proc/nowhere"], "State::load: ");
-    model.fails(&["--save=/proc/nowhere/run"], "Checkpointer::save: ");
+    model.fails(&["--save=/proc/nowhere/run"], "Checkpointer::open: ");
 }
 
 /// What is in the file is what the model computes with.
