@@ -750,27 +750,5 @@ TEST(FullyShardTest, AUnitOfFewerElementsThanRanks) {
   }
 }
 
-// Layers of the root between units, as of a U-Net, of which backward meets the first ones last: what comes
-// next in forward does not come next there.
-TEST(FullyShardTest, ForwardTeachesBackwardNothing) {
-  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
-    nn::Sequential model;
-    for (int i = 0; i < 6; ++i) model->push_back(nn::Linear(4, 4));
-    fully_shard(*model, mesh, {.units = {"2", "4"}});
-    const at::Tensor x = distribute_tensor(at::ones({4, 4}), mesh, {{"dp", Shard(0)}});
-    int64_t gathers = 0;
-    for (int step = 0; step < 5; ++step) {
-      at::Tensor y = x;
-      for (const auto& layer : *model) y = at::tanh(layer.ptr<nn::LinearImpl>()->forward(y));
-      y.sum().backward();
-      const FullyShardCounters now = fully_shard_counters(mesh);
-      // Root, 2, root, 4, root; from there 4, root, 2, root.
-      if (step > 2) EXPECT_EQ(now.gathers - gathers, 9) << step;
-      gathers = now.gathers;
-    }
-    EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
-  });
-}
-
 }  // namespace
 }  // namespace shardweave

@@ -28,8 +28,7 @@ bool FsdpState::in_backward_now() {
 }
 
 FsdpState::UnitsBefore FsdpState::before_next() const {
-  const Pass forward = c10::GradMode::is_enabled() ? Pass::kForward : Pass::kEvaluation;
-  return {before_, current_, in_backward_ ? Pass::kBackward : forward};
+  return {before_, current_, in_backward_ || c10::GradMode::is_enabled()};
 }
 
 void FsdpState::learn(FsdpUnit& unit) {

@@ -126,16 +126,14 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   std::deque<std::weak_ptr<UnitGradients>> sending_;
   absl::flat_hash_map<std::pair<int, int64_t>, std::shared_ptr<Communicator>> neighbours_;
   std::vector<std::pair<Way, c10::Stream>> lanes_;
-  // What came after two units. Each kind of pass has an order of its own: where backward ends with two
-  // units that forward went on from, nothing follows.
-  enum class Pass : uint8_t { kEvaluation, kForward, kBackward };
+  // What came after two units.
   struct UnitsBefore {
     FsdpUnit *two, *one;
-    Pass pass;
+    bool trains;  // evaluation goes another way than what backward has taught
 
     template <typename H>
     friend H AbslHashValue(H h, const UnitsBefore& b) {
-      return H::combine(std::move(h), b.two, b.one, b.pass);
+      return H::combine(std::move(h), b.two, b.one, b.trains);
     }
     friend bool operator==(const UnitsBefore&, const UnitsBefore&) = default;
   };
