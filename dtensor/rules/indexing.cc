@@ -306,9 +306,13 @@ void fill_under_mask(const c10::OperatorHandle& op, c10::Stack& stack) {
   call.finish({in_place ? self.masked_fill_(mask, value) : self.masked_fill(mask, value)});
 }
 
-// LibTorch's kernels for meta tensors refuse what its others take: an expert without tokens.
-bool has_empty_index(const Arguments& args) {
-  return args["index"].isTensor() && args["index"].toTensor().numel() == 0;
+// LibTorch's kernels for meta tensors refuse what its others take: an expert without tokens. (Of a source
+// that has some they say what is wrong.)
+bool writes_nothing(const Arguments& args) {
+  const auto is_empty = [](const c10::IValue& tensor) {
+    return tensor.isTensor() && tensor.toTensor().numel() == 0;
+  };
+  return is_empty(args["index"]) && is_empty(args["source"]);
 }
 
 void write_nothing(const c10::OperatorHandle& op, c10::Stack& stack) {
@@ -371,10 +375,10 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::put", sharded(put).shapes(like_input));
 
   table.add("aten::index_select", sharded(index_select).shapes(index_select_shape));
-  table.add("aten::index_add", sharded(index_add).when(has_empty_index, composed(write_nothing)));
+  table.add("aten::index_add", sharded(index_add).when(writes_nothing, composed(write_nothing)));
   table.add("aten::index_copy", sharded(index_write));
   table.add("aten::index_reduce",
-            sharded(index_write).when(has_empty_index, composed(write_nothing)));
+            sharded(index_write).when(writes_nothing, composed(write_nothing)));
   table.add("aten::index_fill", sharded(index_fill));
 
   table.add({"aten::index", "aten::_unsafe_index"},

@@ -510,6 +510,8 @@ TEST(LibTorchHabitsTest, NothingIsAddedWhereAnIndexIsEmpty) {
         at::Tensor y = distribute_tensor(numbers({6, 4}), mesh, placements);
         EXPECT_TRUE(at::equal(full_tensor(y.index_add(0, index, rows)), numbers({6, 4})));
         EXPECT_TRUE(y.index_add_(0, index, rows).is_same(y));
+        EXPECT_THAT(error_of([&] { y.index_add_(0, index, ones({2, 4}, mesh, {Replicate()})); }),
+                    HasSubstr("should be equal to source"));
         y.index_reduce_(0, index, rows, "amax", /*include_self=*/false);
         at::Tensor out = zeros({6, 4}, mesh, placements);
         at::index_add_out(out, y, 0, index, rows);

@@ -62,11 +62,12 @@ struct LoadedPretrained {
 // directory without config.json.
 //
 // Throws before anything is changed: NotFound; InvalidArgument for files that are no such, and with all that is
-// missing, unexpected, or of another shape or dtype in one message, a tied weight that files have by several names with
-// several values (transformers does not tie these: "tie_word_embeddings": false), an ignored tensor that is not there, or one that
-// lies Partial; FailedPrecondition for a module that has no values yet (materialize()), for an expanded tensor, and for
-// files that are not the same on all ranks. Needs memory for this rank's part, a second time. (What fails while values
-// are copied to a device is an error on all ranks, too, which says that the module has new ones in part.)
+// missing, unexpected, or of another shape or dtype in one message, a tied weight that files have by several names
+// with several values (transformers does not tie these: "tie_word_embeddings": false), an ignored tensor that is
+// not there, or one that lies Partial; FailedPrecondition for a module that has no values yet (materialize()), for
+// an expanded tensor, and for files that are not the same on all ranks. Needs memory for this rank's part, a second
+// time. (What fails while values are copied to a device is an error on all ranks, too, which says that the module
+// has new ones in part.)
 LoadedPretrained load_pretrained(const std::string& path, torch::nn::Module& module,
                                  const MeshPtr& mesh, const LoadPretrainedOptions& options = {},
                                  std::source_location where = std::source_location::current());

@@ -34,7 +34,7 @@ func run(args []string) int {
 	if err != nil {
 		return fail("train_gpt", err, exitUsage)
 	}
-	ctx, end := s.stop.context()
+	ctx, end := s.stop.Context()
 	defer end()
 	switch s.backend {
 	case "inproc":

@@ -1,6 +1,9 @@
 package main
 
-import sw "github.com/shardweave/shardweave/bindings/go/shardweave"
+import (
+	"github.com/shardweave/shardweave/bindings/go/examples/internal/stop"
+	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
+)
 
 // Tensor parallelism as in Megatron-LM (Shoeybi et al., 2019): q, k, v and up are cut by their outputs, o
 // and down by their inputs, so that a block needs one reduction after attention and one after the MLP.
@@ -34,7 +37,7 @@ type checkpoints struct {
 	state        *sw.State
 	checkpointer *sw.Checkpointer // nil: nothing is saved
 	every, end   int64
-	stop         *stop
+	stop         *stop.Signals
 }
 
 // newCheckpoints goes on, and says after which step.
@@ -74,7 +77,7 @@ func (c *checkpoints) stepDone(w *sw.World, done int64) (ends bool, err error) {
 	if c.checkpointer == nil {
 		return false, nil
 	}
-	if ends, err = c.stop.stepDone(w); err != nil {
+	if ends, err = c.stop.StepDone(w); err != nil {
 		return false, err
 	}
 	switch {
@@ -127,7 +130,7 @@ func train(w *sw.World, m *gpt, s *settings, text []byte, mesh *sw.Mesh, stepDon
 	if s.parallel == "hsdp" {
 		rows["replicas"] = "S(0)"
 	}
-	s.stop.isTraining.Store(saved.checkpointer != nil)
+	s.stop.Training(saved.checkpointer != nil)
 	for step := before; step < before+s.steps; step++ {
 		var loss float64
 		err := w.Scope(func() error { // whose tensors end with it

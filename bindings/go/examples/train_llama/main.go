@@ -6,7 +6,7 @@
 //	go run ./examples/train_llama --save=run --save_every=10
 //	go run ./examples/train_llama --resume=run --mesh=tp=2  # goes on, on any mesh
 //
-// With --save, SIGTERM and SIGUSR1 end it after the step that it is in, with a checkpoint of that: see stop.go.
+// With --save, SIGTERM and SIGUSR1 end it after the step that it is in, with a checkpoint of that: see internal/stop.
 //
 // The model is in model.go; here: the command line, and the training. Texts are taken byte by byte, as there is no
 // tokenizer: what the example shows is the sharding. The examples in C++ and Rust take the same batches and steps, so that
@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/shardweave/shardweave/bindings/go/examples/internal/stop"
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 	"github.com/shardweave/shardweave/bindings/go/shardweave/safetensors"
 )
@@ -50,13 +51,13 @@ type settings struct {
 	seed                       uint64
 	timeout                    time.Duration
 	check, json                bool
-	stop                       *stop
+	stop                       *stop.Signals
 }
 
 func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
-	s := settings{stop: &stop{}}
+	s := settings{stop: &stop.Signals{}}
 	flags := flag.NewFlagSet("train_llama", flag.ContinueOnError)
 	flags.StringVar(&s.model, "model", "", "a folder with config.json and *.safetensors; default: a small model with random weights")
 	flags.StringVar(&s.mesh, "mesh", "dp=2,tp=2", "how the ranks are arranged: dp (data parallel) times tp (tensor parallel)")
@@ -83,7 +84,7 @@ func run(args []string) int {
 		fmt.Fprintln(os.Stderr, "train_llama:", err)
 		return exitUsage
 	}
-	ctx, end := s.stop.context()
+	ctx, end := s.stop.Context()
 	defer end()
 	if err := s.start(ctx, dims); err != nil {
 		fmt.Fprintln(os.Stderr, "train_llama:", err)
@@ -223,7 +224,7 @@ func (c checkpoints) stepDone(w *sw.World, done int64, s *settings) (ends bool, 
 	if c.checkpointer == nil {
 		return false, nil
 	}
-	if ends, err = s.stop.stepDone(w); err != nil {
+	if ends, err = s.stop.StepDone(w); err != nil {
 		return false, err
 	}
 	switch {
@@ -283,7 +284,7 @@ func (s *settings) train(w *sw.World, mesh *sw.Mesh, text []byte) (before int64,
 	if err := scheduler.SetStep(before); err != nil {
 		return 0, nil, err
 	}
-	s.stop.isTraining.Store(saved.checkpointer != nil)
+	s.stop.Training(saved.checkpointer != nil)
 	for step := before; step < s.steps; step++ {
 		err := w.Scope(func() error { // whose tensors end with it
 			tokens, targets := s.batchOf(w, mesh, text, step, m.config.VocabSize)

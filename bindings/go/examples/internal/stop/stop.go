@@ -1,4 +1,5 @@
-package main
+// Package stop ends the examples in good order.
+package stop
 
 import (
 	"context"
@@ -10,16 +11,16 @@ import (
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 )
 
-// stop is how a run ends that is told to (SIGTERM, or SIGUSR1 as "#SBATCH --signal=USR1@120" asks for): if it saves, at the
+// Signals are how a run ends that is told to (SIGTERM, or SIGUSR1 as "#SBATCH --signal=USR1@120" asks for): if it saves, at the
 // end of a step, on all ranks at the same one, so that no step is lost. What does not train yet, or saves nothing, gives up
 // what it waits for; an interrupt (Ctrl-C) does so always. The process that has started ranks with --backend=gloo tells them,
 // and ends them three seconds later: for a larger model a launcher starts them, with more time.
-type stop struct {
+type Signals struct {
 	isTraining, isAsked atomic.Bool
 }
 
-// context is done when the run shall give up.
-func (s *stop) context() (context.Context, context.CancelFunc) {
+// Context is done when the run shall give up.
+func (s *Signals) Context() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGUSR1)
@@ -43,7 +44,10 @@ func (s *stop) context() (context.Context, context.CancelFunc) {
 	}
 }
 
-// stepDone says whether to end here: all ranks call it after each step, and hear the same.
-func (s *stop) stepDone(w *sw.World) (bool, error) {
+// Training says that steps begin, and whether a checkpoint is saved at the end.
+func (s *Signals) Training(saves bool) { s.isTraining.Store(saves) }
+
+// StepDone says whether to end here: all ranks call it after each step, and hear the same.
+func (s *Signals) StepDone(w *sw.World) (bool, error) {
 	return sw.AnyRank(context.Background(), w.Comm(), s.isAsked.Load())
 }
