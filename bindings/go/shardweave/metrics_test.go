@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 )
@@ -76,5 +78,42 @@ func TestRanksEndTogether(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestGracefulStop(t *testing.T) {
+	told := func() {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var stop sw.GracefulStop
+	ctx, end := stop.Context()
+	defer end()
+	stop.Training(true)
+	var ended [3]int
+	err := sw.RunRanks(ctx, 3, func(w *sw.World) error {
+		for step := 1; ; step++ {
+			if w.Rank() == 2 && step == 2 {
+				told()
+			}
+			ends, err := stop.StepDone(w)
+			if ends || err != nil {
+				ended[w.Rank()] = step
+				return err
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	if err != nil || ended[0] < 2 || ended[0] != ended[1] || ended[0] != ended[2] || ctx.Err() != nil {
+		t.Errorf("%v, after steps %v, %v", err, ended, ctx.Err())
+	}
+	// Nothing is saved, so nothing is waited for.
+	stop.Training(false)
+	told()
+	select {
+	case <-ctx.Done():
+	case <-time.After(time.Minute):
+		t.Error("a run that saves nothing goes on")
 	}
 }

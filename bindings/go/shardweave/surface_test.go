@@ -81,7 +81,7 @@ func (s surface) handleTypes() map[string]*ast.StructType {
 	all := map[string]*ast.StructType{}
 	for name, kind := range s.types {
 		structure, is := kind.(*ast.StructType)
-		if !is {
+		if !is || name == "GracefulStop" { // which is Go's own
 			continue
 		}
 		if len(structure.Fields.List) > 0 && len(structure.Fields.List[0].Names) > 0 && structure.Fields.List[0].Names[0].IsExported() {

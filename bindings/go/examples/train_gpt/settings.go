@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/shardweave/shardweave/bindings/go/examples/internal/stop"
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 )
 
@@ -25,7 +24,7 @@ type settings struct {
 	seed                                           uint64
 	timeout                                        time.Duration
 	check, json                                    bool
-	stop                                           *stop.Signals
+	stop                                           *sw.GracefulStop
 }
 
 // parallels are what ranks along dp may have of the parameters.
@@ -56,7 +55,7 @@ func (s *settings) String() string {
 
 // parseSettings reads flags. Errors name the flag, its value and what was wanted.
 func parseSettings(args []string) (*settings, error) {
-	s := &settings{stop: &stop.Signals{}}
+	s := &settings{stop: &sw.GracefulStop{}}
 	flags := flag.NewFlagSet("train_gpt", flag.ContinueOnError)
 	mesh := flags.String("mesh", "auto", "how the ranks are arranged: dp (data parallel) times tp (tensor parallel); one of them may be left out; auto: dp=2,tp=2, with --parallel=fsdp dp=4, with hsdp replicas=2,dp=2")
 	flags.StringVar(&s.parallel, "parallel", "ddp", "what ranks along dp have of the parameters: ddp, all of them; zero1, all of them, and a part of the optimizer's state; zero2, a part of the gradients, too; fsdp, a part of all, whole only while a block runs; hsdp, the same in each of --mesh's replicas; fsdp+tp, a part of what tensor parallelism leaves")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"github.com/shardweave/shardweave/bindings/go/examples/internal/stop"
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 )
 
@@ -37,7 +36,7 @@ type checkpoints struct {
 	state        *sw.State
 	checkpointer *sw.Checkpointer // nil: nothing is saved
 	every, end   int64
-	stop         *stop.Signals
+	stop         *sw.GracefulStop
 }
 
 // newCheckpoints goes on, and says after which step.

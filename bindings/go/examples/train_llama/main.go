@@ -6,7 +6,7 @@
 //	go run ./examples/train_llama --save=run --save_every=10
 //	go run ./examples/train_llama --resume=run --mesh=tp=2  # goes on, on any mesh
 //
-// With --save, SIGTERM and SIGUSR1 end it after the step that it is in, with a checkpoint of that: see internal/stop.
+// With --save, SIGTERM and SIGUSR1 end it after the step that it is in, with a checkpoint of that: see sw.GracefulStop.
 //
 // The model is in model.go; here: the command line, and the training. Texts are taken byte by byte, as there is no
 // tokenizer: what the example shows is the sharding. The examples in C++ and Rust take the same batches and steps, so that
@@ -24,7 +24,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/shardweave/shardweave/bindings/go/examples/internal/stop"
 	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 	"github.com/shardweave/shardweave/bindings/go/shardweave/safetensors"
 )
@@ -51,13 +50,13 @@ type settings struct {
 	seed                       uint64
 	timeout                    time.Duration
 	check, json                bool
-	stop                       *stop.Signals
+	stop                       *sw.GracefulStop
 }
 
 func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
-	s := settings{stop: &stop.Signals{}}
+	s := settings{stop: &sw.GracefulStop{}}
 	flags := flag.NewFlagSet("train_llama", flag.ContinueOnError)
 	flags.StringVar(&s.model, "model", "", "a folder with config.json and *.safetensors; default: a small model with random weights")
 	flags.StringVar(&s.mesh, "mesh", "dp=2,tp=2", "how the ranks are arranged: dp (data parallel) times tp (tensor parallel)")
