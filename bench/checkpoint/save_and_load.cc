@@ -1,9 +1,10 @@
 // Saves and loads sharded tensors from two Gloo processes, and prints the seconds that it took, as JSON.
 // `./bazelw run -c opt //bench:checkpoint` runs it beside PyTorch.
 //
-// save: save() until it returns. stall: save_async() until it returns, which is how long training
-// stands. async: until that is on the disk. load: of what no page of is in memory. Each of the slower
-// rank.
+// save: save() until it returns. at_once: save_async() until it returns, which is how long training
+// stands while all is copied. stall: the same with copy_beside_training, and wait_for_copy() after a step.
+// lost: by how much that step, of half a second, takes longer with both. async: save_async() until all is on
+// the disk. load: of what no page of is in memory. Each of the slower rank.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -52,7 +53,8 @@ absl::Status run_rank(shardweave::World& world) {
   for (int64_t i = 0; i < absl::GetFlag(FLAGS_tensors); ++i) {
     state.add_tensor("t" + std::to_string(i),
                      shardweave::distribute_tensor(at::full({1024, 4096}, static_cast<double>(i)),
-                                                   *mesh, {shardweave::Shard(0)}));
+                                                   *mesh, {shardweave::Shard(0)})
+                         .requires_grad_());
   }
   const auto barrier = [&] { shardweave::throw_if_error(world.comm()->barrier().wait()); };
   // Of the slower rank, for it begins and ends together.
@@ -65,12 +67,33 @@ absl::Status run_rank(shardweave::World& world) {
   };
   nlohmann::json report;
   {
-    shardweave::Checkpointer checkpointer(directory, *mesh);
+    shardweave::Checkpointer checkpointer(directory, *mesh, {.keep_last = 2});
     report["save"] = seconds([&] { checkpointer.save(1, state); });
     checkpointer.save_async(2, state);  // its copy is the first
     checkpointer.wait();
-    report["stall"] = seconds([&] { checkpointer.save_async(3, state); });
-    report["async"] = report["stall"].get<double>() + seconds([&] { checkpointer.wait(); });
+    report["at_once"] = seconds([&] { checkpointer.save_async(3, state); });
+    report["async"] = report["at_once"].get<double>() + seconds([&] { checkpointer.wait(); });
+  }
+  {
+    shardweave::Checkpointer checkpointer(directory, *mesh,
+                                          {.keep_last = 2, .copy_beside_training = true});
+    checkpointer.save_async(4, state);  // likewise
+    checkpointer.wait();
+    const at::Tensor a = at::ones({1024, 1024});
+    const auto step = [&] {
+      for (int i = 0; i < 12; ++i) (void)at::mm(a, a);
+    };
+    step();
+    const double alone = seconds(step);
+    double blocked = 0;
+    const double with_save = seconds([&] {
+      blocked = seconds([&] { checkpointer.save_async(5, state); });
+      step();
+      blocked += seconds([&] { checkpointer.wait_for_copy(); });
+    });
+    report["stall"] = blocked;
+    report["lost"] = with_save - alone;
+    checkpointer.wait();
     if (world.rank() == 0) forget_pages(directory);
     report["load"] = seconds([&] { checkpointer.load(state); });
   }

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <exception>
+#include <mutex>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -21,6 +24,44 @@ namespace shardweave {
 using namespace checkpoint_internal;
 using dtensor_internal::Cause;
 using dtensor_internal::MeshContext;
+
+namespace {
+
+// Copies on the thread that saves, until the one that trains finds out whether it was in time.
+class CopyBeside {
+ public:
+  LateCopies& copies() { return copies_; }
+
+  // Of the thread that saves; what the other one has found out.
+  absl::Status run() {
+    const absl::Status mine = status_of([&] {
+      copies_.run();
+      return absl::OkStatus();
+    });
+    std::unique_lock lock(mutex_);
+    is_copied_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return verdict_.has_value(); });
+    return mine.ok() ? *verdict_ : mine;
+  }
+  // Of the thread that trains.
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return is_copied_; });
+    verdict_ = copies_.check();
+    copies_ = {};
+    changed_.notify_all();
+  }
+
+ private:
+  LateCopies copies_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_copied_ = false;
+  std::optional<absl::Status> verdict_;
+};
+
+}  // namespace
 
 class Checkpointer::State {
  public:
@@ -42,6 +83,7 @@ class Checkpointer::State {
     context_ = MeshContext::of(mesh);
   }
   ~State() {
+    wait_for_copy();
     give_up_if_broken();
     try {
       wait();
@@ -51,8 +93,6 @@ class Checkpointer::State {
   }
 
   const std::string& directory() const { return directory_; }
-  const MeshPtr& mesh() const { return mesh_; }
-  const CheckpointOptions& options() const { return options_; }
 
   void open(std::optional<int64_t> done) {
     wait_together("Checkpointer");
@@ -76,7 +116,7 @@ class Checkpointer::State {
                    " was not saved: ", std::string(earlier.message()));
       }
     }
-    SaveRequest request = snapshot(step, state, nullptr, "save_checkpoint", where);
+    SaveRequest request = snapshot(step, state, nullptr, nullptr, "save_checkpoint", where);
     const absl::Status status =
         write_checkpoint(whole(*context_), options_.file_system, request, lock_, options_.timeout);
     if (!status.ok()) throw Error("save_checkpoint", status);
@@ -84,6 +124,7 @@ class Checkpointer::State {
   }
 
   bool save_async(int64_t step, const StateDict& state, std::source_location where) {
+    wait_for_copy();
     if (options_.when_busy == WhenBusy::kSkip) {
       int32_t busy = thread_.joinable() && !done_.load(std::memory_order_acquire) ? 1 : 0;
       throw_if_error(whole(*context_)
@@ -93,15 +134,19 @@ class Checkpointer::State {
       if (busy != 0) return false;
     }
     wait_together("save_async");
-    auto request =
-        std::make_shared<SaveRequest>(snapshot(step, state, &memory_, "save_async", where));
+    const auto copy = options_.copy_beside_training ? std::make_shared<CopyBeside>() : nullptr;
+    auto request = std::make_shared<SaveRequest>(snapshot(
+        step, state, &memory_, copy != nullptr ? &copy->copies() : nullptr, "save_async", where));
     connect();
     done_.store(false, std::memory_order_relaxed);
     try {
-      thread_ = std::thread([this, request] {
+      thread_ = std::thread([this, request, copy] {
         try {
-          status_ =
-              write_checkpoint(*comm_, options_.file_system, *request, lock_, options_.timeout);
+          if (copy != nullptr) status_ = agree(*comm_, copy->run(), options_.timeout);
+          if (status_.ok()) {
+            status_ =
+                write_checkpoint(*comm_, options_.file_system, *request, lock_, options_.timeout);
+          }
           warn_of(request->not_removed);
         } catch (const std::exception& error) {
           status_ = absl::InternalError(error.what());
@@ -117,7 +162,21 @@ class Checkpointer::State {
       comm_->abort(status);  // the others' threads wait for this rank's
       throw Error("save_async", status);
     }
+    copy_ = copy;
     return true;
+  }
+
+  LoadedCheckpoint load(StateDict& state, const LoadOptions& options, std::source_location where) {
+    wait_together("load_checkpoint");
+    LoadOptions with_files = options;
+    if (with_files.file_system == nullptr) with_files.file_system = options_.file_system;
+    return load_to(directory_, state, mesh_, with_files, memory_, where);
+  }
+
+  void wait_for_copy() {
+    if (copy_ == nullptr) return;
+    copy_->wait();
+    copy_ = nullptr;
   }
 
   void wait() {
@@ -136,6 +195,7 @@ class Checkpointer::State {
  private:
   // The error of the save that was under way. Local.
   absl::Status joined() {
+    wait_for_copy();
     if (!thread_.joinable()) return absl::OkStatus();
     thread_.join();
     return std::exchange(status_, absl::OkStatus());
@@ -207,13 +267,15 @@ class Checkpointer::State {
   }
 
   SaveRequest snapshot(int64_t step, const StateDict& state, std::shared_ptr<StagingMemory>* memory,
-                       const char* function, std::source_location where) {
+                       LateCopies* late, const char* function, std::source_location where) {
     SaveRequest request;
     request.directory = directory_;
     request.keep_last = options_.keep_last;
     try {
-      take_snapshot(*context_, state, step, memory, str_cat(options_.keep_last, " ", directory_),
-                    {.name = function, .where = where}, request);
+      take_snapshot(
+          *context_, state, step, memory, late,
+          str_cat(options_.keep_last, " ", options_.copy_beside_training, " ", directory_),
+          {.name = function, .where = where}, request);
     } catch (const Error& error) {
       throw Error(function, error.status());
     }
@@ -228,6 +290,7 @@ class Checkpointer::State {
   std::shared_ptr<Communicator> comm_;  // the thread's; null: none so far
   std::vector<std::shared_ptr<Communicator>> watched_;  // the mesh's, once there is comm_
   std::shared_ptr<StagingMemory> memory_;               // of the last copy
+  std::shared_ptr<CopyBeside> copy_;  // that the thread makes, or has made, unasked
   std::thread thread_;
   std::atomic<bool> done_ = true;
   absl::Status status_;  // of the thread, once joined
@@ -250,16 +313,17 @@ bool Checkpointer::save_async(int64_t step, const StateDict& state, std::source_
   return state_->save_async(step, state, where);
 }
 
+void Checkpointer::wait_for_copy() {
+  state_->wait_for_copy();
+}
+
 void Checkpointer::wait() {
   state_->wait();
 }
 
 LoadedCheckpoint Checkpointer::load(StateDict& state, const LoadOptions& options,
                                     std::source_location where) {
-  state_->wait_together("load_checkpoint");
-  LoadOptions with_files = options;
-  if (with_files.file_system == nullptr) with_files.file_system = state_->options().file_system;
-  return load_checkpoint(state_->directory(), state, state_->mesh(), with_files, where);
+  return state_->load(state, options, where);
 }
 
 const std::string& Checkpointer::directory() const {

@@ -48,6 +48,10 @@ struct CheckpointOptions {
   // without a manifest are somebody else's, and neither counted nor removed.
   int64_t keep_last = 0;
   WhenBusy when_busy = WhenBusy::kWait;  // of save_async()
+  // When save_async() copies parameters and what optimizers keep of them, if these are in the CPU's memory:
+  // before it returns, or beside the forward and backward that follow, which only read them. Then
+  // wait_for_copy() has to be called before they are written to.
+  bool copy_beside_training = false;
   // How long ranks wait for the slowest to write its part.
   absl::Duration timeout = absl::Hours(1);
   // Null: POSIX.
@@ -113,6 +117,12 @@ class Checkpointer {
   // save_async(), load(), open() or wait(), and save() warns of it.
   bool save_async(int64_t step, const StateDict& state,
                   std::source_location where = std::source_location::current());
+  // With copy_beside_training: until the copy of the save that is under way is there; in front of
+  // optimizer.step(), in each step, for it costs nothing without. If a tensor has been written to before, the
+  // save fails (FailedPrecondition, which comes out where its other errors do): nothing goes to the disk that was
+  // not copied whole. Any other call does it, too. It sees what LibTorch counts as a write
+  // (Tensor::_version()), not one through .data() or a pointer. Local; no errors.
+  void wait_for_copy();
   // Until what is under way is on the disk. Local; throws its error, the same on all ranks.
   void wait();
 

@@ -216,15 +216,15 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
 
 class Reader {
  public:
-  // Of `targets`, whose memory is made now.
+  // Of `targets`. `memory`: see load_to().
   Reader(std::string path, const Manifest& manifest, std::shared_ptr<FileSystem> fs,
-         const std::vector<Target>& targets)
+         const std::vector<Target>& targets, std::shared_ptr<StagingMemory> memory)
       : path_(std::move(path)), manifest_(manifest), fs_(std::move(fs)) {
     int64_t bytes = 0;
     for (const Target& target : targets) {
       if (goes_soon(target)) bytes += StagingMemory::padded(bytes_of(target));
     }
-    memory_ = std::make_shared<StagingMemory>(bytes);
+    memory_ = StagingMemory::of(bytes, std::move(memory), /*owners=*/2);
   }
 
   // This rank's part of the target, as it lies in a contiguous tensor.
@@ -434,6 +434,13 @@ void apply(const StateDict& state, const std::vector<LateTensors>& late, const M
 
 LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, const MeshPtr& mesh,
                                  const LoadOptions& options, std::source_location where) {
+  return load_to(path, state, mesh, options, nullptr, where);
+}
+
+LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict& state,
+                                              const MeshPtr& mesh, const LoadOptions& options,
+                                              std::shared_ptr<StagingMemory> memory,
+                                              std::source_location where) {
   if (mesh == nullptr) throw Error(kLoad, absl::InvalidArgumentError("the mesh is null"));
   const c10::InferenceMode normal(false);
   const c10::AutoGradMode no_grad(false);
@@ -511,7 +518,7 @@ LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, cons
   }
   std::optional<Reader> reader;
   const absl::Status read = status_of([&] {
-    reader.emplace(result.path, *manifest, fs, targets);
+    reader.emplace(result.path, *manifest, fs, targets, std::move(memory));
     std::vector<Target*> wanted;
     for (Target& target : targets) {
       if (target.saved != nullptr) wanted.push_back(&target);

@@ -29,12 +29,15 @@ using namespace dtensor_internal;
 std::vector<StateTensor> tensors_now(const StateDict& state, Manifest& manifest) {
   std::vector<StateTensor> tensors;
   for (const NamedTensor& one : state.tensors()) {
-    tensors.push_back({one.name, one.tensor, one.aliases});
+    const bool is_trained = one.tensor.requires_grad() && one.tensor.is_leaf();
+    tensors.push_back({one.name, one.tensor, one.aliases, is_trained});
   }
   for (const LateTensors& late : state.late()) {
     OptimizerState now = late.now();
     if (now.empty()) manifest.without_state.insert(late.prefix);
-    for (auto& [name, tensor] : now) tensors.push_back({late.prefix + name, tensor, {}});
+    for (auto& [name, tensor] : now) {
+      tensors.push_back({late.prefix + name, tensor, {}, /*is_trained=*/true});
+    }
   }
   std::set<std::string_view> names;
   for (const StateTensor& one : tensors) {
@@ -91,10 +94,13 @@ at::Tensor part_of(const at::Tensor& local, const LocalBox& held, const Box& pie
   return part;
 }
 
-at::Tensor copy_of(const at::Tensor& part, const std::shared_ptr<StagingMemory>& memory) {
-  at::Tensor copy = take_tensor(memory, part.sizes(), part.scalar_type());
-  copy_staged(copy, part);
-  return copy;
+uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+// Whether the thread that saves can copy it, and find out that it has been written to.
+bool can_wait(const at::Tensor& tensor, const at::Tensor& part) {
+  return part.is_cpu() && !tensor.is_inference() && !part.is_inference();
 }
 
 std::shared_ptr<const void> bytes_in(const at::Tensor& part) {
@@ -104,6 +110,31 @@ std::shared_ptr<const void> bytes_in(const at::Tensor& part) {
 }
 
 }  // namespace
+
+void LateCopies::add(const std::string& name, const at::Tensor& tensor, const at::Tensor& local,
+                     at::Tensor part, at::Tensor copy) {
+  copies_.push_back({std::move(part), std::move(copy)});
+  watched_.push_back({name, tensor, version_of(tensor)});
+  if (!local.is_same(tensor)) watched_.push_back({name, local, version_of(local)});
+}
+
+void LateCopies::run() {
+  const c10::InferenceMode normal(false);
+  const c10::AutoGradMode no_grad(false);
+  for (const Copy& one : copies_) copy_staged(one.copy, one.part, /*use_threads=*/false);
+  copies_.clear();
+}
+
+absl::Status LateCopies::check() const {
+  for (const Written& one : watched_) {
+    if (version_of(one.tensor) == one.version) continue;
+    return absl::FailedPreconditionError(
+        str_cat("'", one.name,
+                "' was written to after save_async(), before wait_for_copy(); wanted "
+                "wait_for_copy() first, in front of optimizer.step(), or no copy_beside_training"));
+  }
+  return absl::OkStatus();
+}
 
 Communicator& whole(MeshContext& context) {
   std::vector<int> dims;
@@ -118,8 +149,8 @@ std::string mesh_text(const DeviceMesh& mesh) {
 }
 
 void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
-                   std::shared_ptr<StagingMemory>* memory, const std::string& settings,
-                   const Cause& cause, SaveRequest& request) {
+                   std::shared_ptr<StagingMemory>* memory, LateCopies* late,
+                   const std::string& settings, const Cause& cause, SaveRequest& request) {
   const c10::InferenceMode normal(false);
   const c10::AutoGradMode no_grad(false);
   const DeviceMesh& mesh = context.mesh();
@@ -187,6 +218,7 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
   size_t known = request.tensors.size();  // whose boxes `held` has
   std::vector<LocalBox> held;
   std::vector<at::Tensor> parts;
+  std::vector<size_t> places;  // of their tensors
   int64_t bytes = 0;
   for (const PlannedPiece& piece : request.plan) {
     if (piece.rank != comm.rank()) continue;
@@ -199,11 +231,21 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
       return contains(box.box, piece.box);
     });
     parts.push_back(part_of(locals[piece.tensor], *its, piece.box).detach());
+    places.push_back(piece.tensor);
     bytes += StagingMemory::padded(static_cast<int64_t>(parts.back().nbytes()));
   }
   if (memory != nullptr) {
     *memory = StagingMemory::of(bytes, std::move(*memory));
-    for (at::Tensor& part : parts) part = copy_of(part, *memory);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const StateTensor& one = tensors[places[i]];
+      at::Tensor copy = take_tensor(*memory, parts[i].sizes(), parts[i].scalar_type());
+      if (late != nullptr && one.is_trained && can_wait(one.tensor, parts[i])) {
+        late->add(one.name, one.tensor, locals[places[i]], parts[i], copy);
+      } else {
+        copy_staged(copy, parts[i]);
+      }
+      parts[i] = std::move(copy);
+    }
   }
   for (const at::Tensor& part : parts) {
     request.bytes.push_back([part] { return bytes_in(part); });

@@ -35,8 +35,9 @@ StagingMemory::~StagingMemory() {
 }
 
 std::shared_ptr<StagingMemory> StagingMemory::of(int64_t bytes,
-                                                 std::shared_ptr<StagingMemory> memory) {
-  if (memory != nullptr && memory.use_count() == 1 && memory->size_ >= bytes) {
+                                                 std::shared_ptr<StagingMemory> memory,
+                                                 int64_t owners) {
+  if (memory != nullptr && memory.use_count() == owners && memory->size_ >= bytes) {
     memory->taken_ = 0;
     return memory;
   }
@@ -61,12 +62,12 @@ at::Tensor take_tensor(const std::shared_ptr<StagingMemory>& memory, at::IntArra
 namespace {
 
 // `to` is aligned to 16 bytes.
-void copy_past_cache(void* to, const void* from, int64_t bytes) {
+void copy_past_cache(void* to, const void* from, int64_t bytes, bool use_threads) {
 #ifdef __SSE2__
   constexpr int64_t kLine = 64, kGrain = int64_t{64} << 10;  // 4 MiB of lines a thread
   auto* const out = static_cast<__m128i*>(to);
   const auto* const in = static_cast<const __m128i*>(from);  // loaded unaligned
-  at::parallel_for(0, bytes / kLine, kGrain, [&](int64_t begin, int64_t end) {
+  const auto copy_lines = [&](int64_t begin, int64_t end) {
     for (int64_t i = 4 * begin; i < 4 * end; i += 4) {
       const __m128i a = _mm_loadu_si128(in + i), b = _mm_loadu_si128(in + i + 1),
                     c = _mm_loadu_si128(in + i + 2), d = _mm_loadu_si128(in + i + 3);
@@ -76,11 +77,17 @@ void copy_past_cache(void* to, const void* from, int64_t bytes) {
       _mm_stream_si128(out + i + 3, d);
     }
     _mm_sfence();
-  });
+  };
+  if (use_threads) {
+    at::parallel_for(0, bytes / kLine, kGrain, copy_lines);
+  } else {
+    copy_lines(0, bytes / kLine);
+  }
   const int64_t done = bytes / kLine * kLine;
   std::memcpy(static_cast<char*>(to) + done, static_cast<const char*>(from) + done,
               static_cast<size_t>(bytes - done));
 #else
+  (void)use_threads;
   std::memcpy(to, from, static_cast<size_t>(bytes));
 #endif
 }
@@ -91,7 +98,7 @@ bool is_plain_memory(const at::Tensor& tensor) {
 
 }  // namespace
 
-void copy_staged(const at::Tensor& to, const at::Tensor& from) {
+void copy_staged(const at::Tensor& to, const at::Tensor& from, bool use_threads) {
   constexpr size_t kLarge = 1 << 20;
   if (from.nbytes() < kLarge || to.scalar_type() != from.scalar_type() ||
       to.sizes() != from.sizes() || !is_plain_memory(to) || !is_plain_memory(from) ||
@@ -99,8 +106,8 @@ void copy_staged(const at::Tensor& to, const at::Tensor& from) {
     to.copy_(from);
     return;
   }
-  copy_past_cache(to.mutable_data_ptr(), from.const_data_ptr(),
-                  static_cast<int64_t>(from.nbytes()));
+  copy_past_cache(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<int64_t>(from.nbytes()),
+                  use_threads);
 }
 
 }  // namespace shardweave::checkpoint_internal

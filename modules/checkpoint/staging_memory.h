@@ -21,8 +21,10 @@ class StagingMemory {
   StagingMemory(const StagingMemory&) = delete;
   StagingMemory& operator=(const StagingMemory&) = delete;
 
-  // `memory`, all of it free again, if it has so many bytes and nobody else has it; or else new memory.
-  static std::shared_ptr<StagingMemory> of(int64_t bytes, std::shared_ptr<StagingMemory> memory);
+  // `memory`, all of it free again, if it has so many bytes and no part of it is in use; or else new memory.
+  // `owners`: who keep it without using it.
+  static std::shared_ptr<StagingMemory> of(int64_t bytes, std::shared_ptr<StagingMemory> memory,
+                                           int64_t owners = 1);
 
   // What a part of so many bytes takes of it.
   static int64_t padded(int64_t bytes) {
@@ -42,6 +44,6 @@ at::Tensor take_tensor(const std::shared_ptr<StagingMemory>& memory, at::IntArra
                        at::ScalarType dtype);
 
 // to.copy_(from); what is large past the cache, which training wants for itself.
-void copy_staged(const at::Tensor& to, const at::Tensor& from);
+void copy_staged(const at::Tensor& to, const at::Tensor& from, bool use_threads = true);
 
 }  // namespace shardweave::checkpoint_internal

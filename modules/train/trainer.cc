@@ -124,10 +124,10 @@ std::string text_of(const TrainerOptions& options) {
       exact(options.schedule(options.steps - 1)), ", scaler ", options.scaler != nullptr, ", sync ",
       options.sync != nullptr, ", fully_shard_no_sync ", options.fully_shard_no_sync,
       ", checkpoints '", options.checkpoints, "', save_every ", options.save_every, ", keep_last ",
-      options.keep_last, ", resume ", static_cast<int>(options.resume), ", evaluate ",
-      options.evaluate != nullptr, ", evaluate_every ", options.evaluate_every, ", step_done ",
-      options.step_done != nullptr, ", scale_changed ", options.scale_changed != nullptr,
-      ", stop.every ", options.stop.every);
+      options.keep_last, ", copy_beside_training ", options.copy_beside_training, ", resume ",
+      static_cast<int>(options.resume), ", evaluate ", options.evaluate != nullptr,
+      ", evaluate_every ", options.evaluate_every, ", step_done ", options.step_done != nullptr,
+      ", scale_changed ", options.scale_changed != nullptr, ", stop.every ", options.stop.every);
 }
 
 std::shared_ptr<Communicator> whole_mesh(const MeshPtr& mesh) {
@@ -442,6 +442,7 @@ class Trainer::Run {
 
   // With the gradients that are there; or not, if a scaler says so.
   void update(TrainerStep& done) {
+    if (parts_.checkpointer.has_value()) parts_.checkpointer->wait_for_copy();
     GradScaler* const scaler = options_.scaler;
     if (scaler != nullptr) done.metrics.push_back({"loss_scale", scaler->scale()});
     done.is_skipped = scaler != nullptr && !scaler->unscale(parts_.parameters, where_);
@@ -659,7 +660,9 @@ Trainer::Trainer(torch::nn::Module& module, trainer_internal::AnyOptimizer optim
   if (!options.checkpoints.empty()) {
     parts_->checkpointer.emplace(
         options.checkpoints, mesh,
-        CheckpointOptions{.keep_last = options.keep_last, .timeout = options.save_timeout});
+        CheckpointOptions{.keep_last = options.keep_last,
+                          .copy_beside_training = options.copy_beside_training,
+                          .timeout = options.save_timeout});
   }
   // Last: it sets the learning rates of the first step.
   parts_->scheduler = parts_->optimizer.schedule(options.schedule);

@@ -121,7 +121,8 @@ struct TrainerOptions {
   // every so many steps if that is above 0.
   std::string checkpoints = {};
   int64_t save_every = 0;
-  int64_t keep_last = 2;                         // checkpoints that stay; 0: all
+  int64_t keep_last = 2;              // checkpoints that stay; 0: all
+  bool copy_beside_training = false;  // CheckpointOptions; `loss` writes to no parameter then
   absl::Duration save_timeout = absl::Hours(1);  // how long ranks wait for the slowest to write
   Resume resume = Resume::kNo;
 
