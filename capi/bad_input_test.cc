@@ -157,7 +157,7 @@ const std::vector<Function> kFunctions = {
     F(swv_state_add_optimizer), F(swv_state_add_random), F(swv_state_set_value), F(swv_state_value),
     F(swv_state_add_loader), F(swv_list_checkpoints), F(swv_find_checkpoint),
     F(swv_checkpointer_create), F(swv_checkpointer_open), F(swv_checkpointer_save), F(swv_checkpointer_save_async),
-    F(swv_checkpointer_wait), F(swv_checkpointer_load), F(swv_state_load),
+    F(swv_checkpointer_wait_for_copy), F(swv_checkpointer_wait), F(swv_checkpointer_load), F(swv_state_load),
     F(swv_read_pretrained_config), F(swv_module_load_pretrained), F(swv_module_save_pretrained),
     F(swv_verify_checkpoint), F(swv_safetensors_open), F(swv_safetensors_share),
     F(swv_safetensors_num_tensors), F(swv_safetensors_tensor), F(swv_safetensors_read),

@@ -102,6 +102,7 @@ CheckpointOptions checkpoint_options(const swv_checkpointer_options* given) {
   result.keep_last = o.keep_last;
   result.timeout = timeout(o.timeout_ms, "options.timeout_ms", result.timeout);
   if (flag(o.skip_if_busy, "options.skip_if_busy")) result.when_busy = WhenBusy::kSkip;
+  result.copy_beside_training = flag(o.copy_beside_training, "options.copy_beside_training");
   return result;
 }
 
@@ -287,6 +288,13 @@ swv_status* swv_checkpointer_save_async(swv_checkpointer* checkpointer, int64_t 
         *read_before(into.mesh, "save_async", [&] { return &state_of(state).dict; });
     const bool saved = into.checkpointer->save_async(step, what, kHost);
     if (out_saved != nullptr) *out_saved = saved ? 1 : 0;
+  });
+}
+
+swv_status* swv_checkpointer_wait_for_copy(swv_checkpointer* checkpointer) {
+  return guarded(__func__, [&] {
+    const CallMode mode(SWV_MODE_NO_GRAD, "mode");
+    in(checkpointer, "checkpointer").checkpointer->wait_for_copy();
   });
 }
 

@@ -73,6 +73,34 @@ struct Trained {
   State state;
 };
 
+TEST(CheckpointTest, CopiesBesideTraining) {
+  on_mesh("dp=2", [&](swv_mesh* mesh) {
+    const std::string directory = new_directory("beside");
+    Trained run(mesh, /*zero=*/false);
+    run.step(mesh, 1);
+    Checkpointer checkpointer;
+    swv_checkpointer_options options = SWV_CHECKPOINTER_OPTIONS_INIT;
+    options.copy_beside_training = 1;
+    ok(swv_checkpointer_create(mesh, directory.c_str(), &options, checkpointer.out()));
+    ok(swv_checkpointer_save_async(checkpointer, 1, run.state, nullptr));
+    ok(swv_checkpointer_wait_for_copy(checkpointer));
+    const double second = run.step(mesh, 2);
+    ok(swv_checkpointer_wait(checkpointer));
+    ok(swv_checkpointer_load(checkpointer, run.state, nullptr, nullptr, nullptr));
+    EXPECT_EQ(run.step(mesh, 2), second);
+    // Not asked for before the optimizer's step.
+    ok(swv_checkpointer_save_async(checkpointer, 2, run.state, nullptr));
+    run.step(mesh, 3);
+    EXPECT_THAT(message_of(swv_checkpointer_wait(checkpointer), SWV_CODE_FAILED_PRECONDITION),
+                HasSubstr("was written to after save_async(), before wait_for_copy()"));
+    options.copy_beside_training = 2;
+    Checkpointer other;
+    EXPECT_THAT(message_of(swv_checkpointer_create(mesh, directory.c_str(), &options, other.out()),
+                           SWV_CODE_INVALID_ARGUMENT),
+                HasSubstr("options.copy_beside_training"));
+  });
+}
+
 TEST(CheckpointTest, AnotherMeshAndOptimizerGoOn) {
   const std::string directory = new_directory("goes_on");
   std::vector<double> wanted;

@@ -2349,8 +2349,13 @@ typedef struct swv_checkpointer_options {
   int64_t keep_last;     /* checkpoints that stay, after a new one is there; 0: all */
   int64_t timeout_ms;    /* for the slowest rank to write its part, 1 or more; 0: an hour */
   swv_bool skip_if_busy; /* beside training: nothing is saved while a save is under way; 0: waits */
+  /* Parameters, and what optimizers keep of them, are copied beside the forward and backward that follow,
+   * if they are DTensors in the CPU's memory: see swv_checkpointer_wait_for_copy. 0: before
+   * swv_checkpointer_save_async returns */
+  swv_bool copy_beside_training;
 } swv_checkpointer_options;
-#define SWV_CHECKPOINTER_OPTIONS_INIT {SWV_SIZE_TO(swv_checkpointer_options, skip_if_busy), 0, 0, 0}
+#define SWV_CHECKPOINTER_OPTIONS_INIT \
+  {SWV_SIZE_TO(swv_checkpointer_options, copy_beside_training), 0, 0, 0, 0}
 
 typedef struct swv_load_options {
   size_t struct_size;
@@ -2383,12 +2388,20 @@ SWV_API SWV_MUST_USE swv_status* swv_checkpointer_open(swv_checkpointer* checkpo
  * warning on stderr here, and keeps nothing from being saved. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_checkpointer_save(swv_checkpointer* checkpointer, int64_t step,
                                                        const swv_state* state);
-/* Returns when this rank's part is copied, and writes it on a thread of its own. One save is under way
+/* Returns when this rank's part is copied (but for copy_beside_training), and writes it on a thread of
+ * its own. One save is under way
  * at a time. An error of it comes out of the next call that is not swv_checkpointer_save. out_saved: 0
  * if it was skipped; may be NULL. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_checkpointer_save_async(swv_checkpointer* checkpointer,
                                                              int64_t step, const swv_state* state,
                                                              swv_bool* out_saved);
+/* With copy_beside_training: until the copy of the save that is under way is there. It is called in each
+ * step before parameters are written to, as by swv_optimizer_step, and costs nothing where nothing is
+ * under way. Nothing is on the disk before all ranks have called it, or another function of their
+ * checkpointer. A save whose tensors were written to before it fails with SWV_CODE_FAILED_PRECONDITION,
+ * which comes out where its other errors do; what is written through a pointer (DLPack,
+ * swv_tensor_buffer) is not seen. Every other call with the checkpointer does it, too. */
+SWV_API SWV_MUST_USE swv_status* swv_checkpointer_wait_for_copy(swv_checkpointer* checkpointer);
 /* Until what is under way is on the disk. */
 SWV_API SWV_MUST_USE swv_status* swv_checkpointer_wait(swv_checkpointer* checkpointer);
 /* The newest checkpoint of its directory, as swv_state_load. COLLECTIVE. */

@@ -572,7 +572,8 @@ int main(void) {
   EVERY_SIZE(verify_options, verify, 0, 0);
   EVERY_SIZE(plan_auto_options, plan_auto, 0, 0);
   EVERY_SIZE(loader_options, loader, 0, 0);
-  EVERY_SIZE(checkpointer_options, checkpointer, 0, 0);
+  GROWN_SINCE(checkpointer_options, SWV_SIZE_TO(swv_checkpointer_options, skip_if_busy),
+              checkpointer, 0, 0);
   EVERY_SIZE(load_options, load, 0, 0);
   EVERY_SIZE(load_pretrained_options, load_pretrained, 0, 0);
   EVERY_SIZE(save_pretrained_options, save_pretrained, 0, 0);

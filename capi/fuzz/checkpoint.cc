@@ -54,6 +54,7 @@ void Fuzzer::checkpoints() {
     done(swv_checkpointer_save(checkpointer, number_of, state));
     done(swv_checkpointer_save_async(checkpointer, one_in(3) ? number() : number_of / 2, state,
                                      one_in(2) ? nullptr : &saved));
+    if (one_in(2)) done(swv_checkpointer_wait_for_copy(checkpointer));
     if (one_in(2)) done(swv_checkpointer_wait(checkpointer));
     string = nullptr;
     if (done(swv_checkpointer_load(checkpointer, state, one_in(3) ? nullptr : sized(how), &step,

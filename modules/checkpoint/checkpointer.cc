@@ -44,22 +44,39 @@ class CopyBeside {
     changed_.wait(lock, [&] { return verdict_.has_value(); });
     return mine.ok() ? *verdict_ : mine;
   }
-  // Of the thread that trains.
+  // Of the thread that trains; again: nothing.
   void wait() {
     std::unique_lock lock(mutex_);
+    if (verdict_.has_value()) return;
     changed_.wait(lock, [&] { return is_copied_; });
     verdict_ = copies_.check();
     copies_ = {};
     changed_.notify_all();
   }
 
+  // Of the thread that saves, when all ranks have.
+  void all_have_waited() {
+    const std::lock_guard lock(mutex_);
+    have_all_waited_ = true;
+    changed_.notify_all();
+  }
+  // Whether they have by then.
+  bool wait_for_all(absl::Duration most) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, absl::ToChronoNanoseconds(most),
+                             [&] { return have_all_waited_; });
+  }
+
  private:
   LateCopies copies_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool is_copied_ = false;
+  bool is_copied_ = false, have_all_waited_ = false;
   std::optional<absl::Status> verdict_;
 };
+
+// Of who ends, with ranks that may be alive.
+constexpr absl::Duration kPatience = absl::Seconds(30);
 
 }  // namespace
 
@@ -83,7 +100,7 @@ class Checkpointer::State {
     context_ = MeshContext::of(mesh);
   }
   ~State() {
-    wait_for_copy();
+    give_up_if_others_do_not_ask();
     give_up_if_broken();
     try {
       wait();
@@ -142,7 +159,10 @@ class Checkpointer::State {
     try {
       thread_ = std::thread([this, request, copy] {
         try {
-          if (copy != nullptr) status_ = agree(*comm_, copy->run(), options_.timeout);
+          if (copy != nullptr) {
+            status_ = agree(*comm_, copy->run(), longest());
+            copy->all_have_waited();
+          }
           if (status_.ok()) {
             status_ =
                 write_checkpoint(*comm_, options_.file_system, *request, lock_, options_.timeout);
@@ -174,9 +194,7 @@ class Checkpointer::State {
   }
 
   void wait_for_copy() {
-    if (copy_ == nullptr) return;
-    copy_->wait();
-    copy_ = nullptr;
+    if (copy_ != nullptr) copy_->wait();
   }
 
   void wait() {
@@ -198,6 +216,7 @@ class Checkpointer::State {
     wait_for_copy();
     if (!thread_.joinable()) return absl::OkStatus();
     thread_.join();
+    copy_ = nullptr;
     return std::exchange(status_, absl::OkStatus());
   }
 
@@ -211,6 +230,16 @@ class Checkpointer::State {
     return mine.ok() ? all : mine;
   }
 
+  // What they may never do: if this rank leaves by an exception they wait for it where they compute. Local.
+  void give_up_if_others_do_not_ask() {
+    if (copy_ == nullptr) return;
+    copy_->wait();
+    const absl::Duration most = std::uncaught_exceptions() > 0 ? absl::Seconds(1) : kPatience;
+    if (copy_->wait_for_all(std::min(options_.timeout, most))) return;
+    comm_->abort(absl::AbortedError(
+        "a Checkpointer has gone before all ranks had called wait_for_copy() or wait()"));
+  }
+
   // Who waits for a rank that hangs does not wait for its part of a checkpoint, too, which may be given an
   // hour: the threads' group is another than those that have told of it. Local.
   void give_up_if_broken() {
@@ -221,7 +250,7 @@ class Checkpointer::State {
     // After another error than a deadline all ranks may be alive, and the checkpoint nearly there.
     const absl::Time until = absl::IsDeadlineExceeded(broken)
                                  ? absl::InfinitePast()
-                                 : absl::Now() + std::min(options_.timeout, absl::Seconds(30));
+                                 : absl::Now() + std::min(options_.timeout, kPatience);
     while (!done_.load(std::memory_order_acquire)) {
       if (absl::Now() >= until) return comm_->abort(broken);
       absl::SleepFor(absl::Milliseconds(10));
@@ -290,7 +319,7 @@ class Checkpointer::State {
   std::shared_ptr<Communicator> comm_;  // the thread's; null: none so far
   std::vector<std::shared_ptr<Communicator>> watched_;  // the mesh's, once there is comm_
   std::shared_ptr<StagingMemory> memory_;               // of the last copy
-  std::shared_ptr<CopyBeside> copy_;  // that the thread makes, or has made, unasked
+  std::shared_ptr<CopyBeside> copy_;                    // of the thread; null: it was made at once
   std::thread thread_;
   std::atomic<bool> done_ = true;
   absl::Status status_;  // of the thread, once joined

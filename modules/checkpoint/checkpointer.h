@@ -17,7 +17,7 @@
 // Crash-safe. A checkpoint is there with all its bytes on the disk, or not at all: whatever moment a
 // process is killed, the disk is full, or the power goes.
 //
-// Everything here but wait() is collective over the mesh; errors are thrown as Error, the same on all
+// Everything here but wait() and wait_for_copy() is collective over the mesh; errors are thrown as Error, the same on all
 // ranks, with the rank in front that has met it; nothing hangs where one rank fails. Threads: as
 // tensors. Saving in the background uses a group of ranks of its own.
 #pragma once
@@ -48,9 +48,10 @@ struct CheckpointOptions {
   // without a manifest are somebody else's, and neither counted nor removed.
   int64_t keep_last = 0;
   WhenBusy when_busy = WhenBusy::kWait;  // of save_async()
-  // When save_async() copies parameters and what optimizers keep of them, if these are in the CPU's memory:
-  // before it returns, or beside the forward and backward that follow, which only read them. Then
-  // wait_for_copy() has to be called before they are written to.
+  // When save_async() copies parameters and what optimizers keep of them, if these are DTensors in the CPU's
+  // memory: before it returns, or beside the forward and backward that follow, which only read them. Then
+  // wait_for_copy() has to be called before they are written to. Nothing of the save is on the disk before all
+  // ranks have called that, or another function of their Checkpointer.
   bool copy_beside_training = false;
   // How long ranks wait for the slowest to write its part.
   absl::Duration timeout = absl::Hours(1);
@@ -89,7 +90,8 @@ class Checkpointer {
   // Touches nothing yet. From open() or the first save on the directory is this one's, until it goes.
   Checkpointer(std::string directory, const MeshPtr& mesh, const CheckpointOptions& options = {});
   // Waits. An error that nobody has asked for is a warning. On a mesh that is broken, as by a rank that
-  // hangs, the save that is under way is given up, soon.
+  // hangs, the save that is under way is given up, soon; and so it is where other ranks do not ask for their
+  // copies (copy_beside_training), as they cannot if this one ends by an exception.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -111,8 +113,8 @@ class Checkpointer {
   void save(int64_t step, const StateDict& state,
             std::source_location where = std::source_location::current());
 
-  // The same, beside training: returns when this rank's part is copied (as many bytes of memory as it
-  // is to write, which stay for the next copy as long as the Checkpointer is there). One save is under
+  // The same, beside training: returns when this rank's part is copied, but for copy_beside_training (as many
+  // bytes of memory as it is to write, which stay for the next copy as long as the Checkpointer is there). One save is under
   // way at a time: see WhenBusy. False: it was skipped. An error of the save comes out of the next
   // save_async(), load(), open() or wait(), and save() warns of it.
   bool save_async(int64_t step, const StateDict& state,
@@ -123,7 +125,8 @@ class Checkpointer {
   // not copied whole. Any other call does it, too. It sees what LibTorch counts as a write
   // (Tensor::_version()), not one through .data() or a pointer. Local; no errors.
   void wait_for_copy();
-  // Until what is under way is on the disk. Local; throws its error, the same on all ranks.
+  // Until what is under way is on the disk. Local, but see copy_beside_training; throws its error, the same on
+  // all ranks.
   void wait();
 
   // The newest checkpoint of the directory, after wait(): see load_checkpoint().

@@ -50,10 +50,12 @@ struct Model {
     state.add_tensor("b", b);
   }
   void set(double value) {
+    const c10::AutoGradMode no_grad(false);
     w.fill_(value);
     b.fill_(value);
   }
   double value() const {
+    const c10::AutoGradMode no_grad(false);
     const at::Tensor all = at::cat({full_tensor(w).flatten(), full_tensor(b)});
     EXPECT_TRUE((all == all[0]).all().item<bool>()) << "torn:\n" << all;
     return all[0].item<double>();
@@ -90,6 +92,8 @@ int64_t newest(const std::string& directory) {
 // Saves step 1 well, then step 2 on a file system with this fault, from two ranks. Returns how many
 // operations it took; `ok`: whether the save says that it went well.
 int64_t save_with(const std::string& directory, const Fault& fault, bool async, bool* ok) {
+  // Without gradients all is copied at once, with them beside training.
+  const bool is_trained = async && fault.at % 2 == 1;
   fs::remove_all(directory);
   auto faulty = std::make_shared<FaultyFileSystem>(fault);
   std::mutex mutex;
@@ -98,10 +102,14 @@ int64_t save_with(const std::string& directory, const Fault& fault, bool async, 
     Model model(mesh, 1);
     save_checkpoint(directory, 1, model.state, mesh);
     model.set(2);
-    Checkpointer checkpointer(directory, mesh, {.keep_last = 1, .file_system = faulty});
+    model.w.requires_grad_(is_trained);
+    Checkpointer checkpointer(
+        directory, mesh,
+        {.keep_last = 1, .copy_beside_training = is_trained, .file_system = faulty});
     const absl::Status status = status_of([&] {
       if (!async) return checkpointer.save(2, model.state);
       checkpointer.save_async(2, model.state);
+      checkpointer.wait_for_copy();
       model.set(3);  // what comes after is not in it
       checkpointer.wait();
     });

@@ -36,7 +36,7 @@ std::vector<StateTensor> tensors_now(const StateDict& state, Manifest& manifest)
     OptimizerState now = late.now();
     if (now.empty()) manifest.without_state.insert(late.prefix);
     for (auto& [name, tensor] : now) {
-      tensors.push_back({late.prefix + name, tensor, {}, /*is_trained=*/true});
+      tensors.push_back({late.prefix + name, tensor, {}, late.is_optimizers});
     }
   }
   std::set<std::string_view> names;
@@ -98,9 +98,12 @@ uint32_t version_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
-// Whether the thread that saves can copy it, and find out that it has been written to.
+// Whether the thread that saves can copy it, and find out that it has been written to: of a plain tensor it could
+// not, for torch::optim::SGD writes by data(). (Numbers are not worth it, and are the host's also if what
+// they are about is a GPU's.)
 bool can_wait(const at::Tensor& tensor, const at::Tensor& part) {
-  return part.is_cpu() && !tensor.is_inference() && !part.is_inference();
+  return is_dtensor(tensor) && tensor.dim() > 0 && part.is_cpu() && !tensor.is_inference() &&
+         !part.is_inference();
 }
 
 std::shared_ptr<const void> bytes_in(const at::Tensor& part) {

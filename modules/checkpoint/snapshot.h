@@ -31,7 +31,7 @@ class LateCopies {
   // `local` is of `tensor`, `part` of `local`; it is copied to `copy`.
   void add(const std::string& name, const at::Tensor& tensor, const at::Tensor& local,
            at::Tensor part, at::Tensor copy);
-  // Copies. On a thread that has not much else to do: it takes no others.
+  // Copies; what is large on this thread alone.
   void run();
   // FailedPrecondition if one of them has been written to since it was added. On the thread that may have.
   absl::Status check() const;

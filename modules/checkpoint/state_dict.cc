@@ -202,6 +202,7 @@ void add_growing(StateDict& state, const std::string& prefix, std::function<Opti
         for (size_t i = 0; i < its.parameters.size(); ++i) {
           if (!done.insert(its.parameters[i].unsafeGetTensorImpl()).second) continue;
           all.push_back(late_of(its.shards[i]));
+          all.back().is_optimizers = true;
           all.back().prefix = str_cat(prefix, names.of(its.parameters[i], i), ".");
         }
         return all;

@@ -64,6 +64,7 @@ struct LateTensors {
   std::function<OptimizerState()> now;       // what there is
   // Local: what was read becomes the state. Empty: as before the first step.
   std::function<void(OptimizerState)> set;
+  bool is_optimizers = false;  // written to by the step of one, and by nothing else
 };
 
 struct NamedValue {

@@ -41,6 +41,11 @@ constexpr char kFusedOptimizer[] = "FusedOptimizer";
 constexpr std::string_view kNotSynchronized =
     "; the gradients are to be synchronized before the step";
 
+// The kernels do not.
+void bump_version(const at::Tensor& tensor) {
+  if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 SpecRef spec_of(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? meta_of(tensor).spec : SpecRef();
 }
@@ -284,6 +289,7 @@ struct FusedOptimizer::Captured {
   void before_replay() const {
     std::map<const void*, float> to_show = counts();
     for (const at::Tensor& step : counted) *step.mutable_data_ptr<float>() += 1;
+    for (const at::Tensor& tensor : kept) bump_version(tensor);
     for (const auto& [step, there] : shown) {
       if (to_show.erase(there.const_data_ptr()) == 0) continue;
       there.fill_(*step.const_data_ptr<float>());
@@ -560,6 +566,9 @@ void FusedOptimizer::step(std::source_location where) {
   optim_internal::Updates adafactor, muon;
   for (Step& step : steps) {
     Update& u = step.update;
+    // Before they are written to, so that who copies them meanwhile finds out.
+    for (const at::Tensor* state : {u.first, u.second, u.largest}) bump_version(*state);
+    bump_version(step.part);
     if (capture == nullptr) {
       *step.state->step.mutable_data_ptr<float>() += 1;
     } else {

@@ -413,6 +413,57 @@ TEST(TrainerTest, AGroupThatAStepAddsIsScheduledAndSaved) {
   EXPECT_TRUE(manifest->tensors.contains("optimizer.down.weight.exp_avg"));
 }
 
+TEST(TrainerTest, CopiesBesideTraining) {
+  for (const Way way : {Way::kDdp, Way::kFsdp, Way::kZero2, Way::kTorchOptim}) {
+    std::vector<std::vector<at::Tensor>> weights;
+    for (const bool beside : {false, true}) {
+      const std::string directory = new_path("copies_beside");
+      const auto options = [&](int64_t steps) {
+        return TrainerOptions{.steps = steps,
+                              .accumulate = 2,
+                              .checkpoints = directory,
+                              .save_every = 1,
+                              .keep_last = 0,
+                              .copy_beside_training = beside,
+                              .resume = Resume::kIfThere};
+      };
+      on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) { Trainee(mesh, way, options(3)).run(); });
+      std::filesystem::remove_all(directory + "/" + checkpoint_name(3));
+      on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+        Trainee trainee(mesh, way, options(4));  // from what was saved beside step 3
+        EXPECT_EQ(trainee.run().first_step, 2);
+        const std::vector<at::Tensor> all = trainee.weights();
+        if (mesh->rank() == Rank(0)) weights.push_back(all);
+      });
+    }
+    ASSERT_EQ(weights.size(), 2u);
+    for (size_t i = 0; i < weights[0].size(); ++i) EXPECT_TRUE(weights[0][i].equal(weights[1][i]));
+  }
+  // What the loss writes to parameters it cannot see.
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    Trainee trainee(mesh, Way::kDdp,
+                    {.steps = 4,
+                     .checkpoints = new_path("writes"),
+                     .save_every = 1,
+                     .copy_beside_training = true});
+    TokenLoader loader(files(), kBatches, mesh, NamedPlacements{{"dp", Shard(0)}});
+    absl::Status status;
+    try {
+      trainee.trainer().run([&](int64_t) -> std::optional<at::Tensor> {
+        {
+          const c10::AutoGradMode no_grad(false);
+          trainee.net().down->weight.clamp_(-1, 1);
+        }
+        return trainee.net().loss(*loader.next());
+      });
+    } catch (const Error& error) {
+      status = error.status();
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("no copy_beside_training"));
+  });
+}
+
 TEST(TrainerTest, ResumesAtTheNextBatchWhateverIsAccumulated) {
   const std::string directory = new_path("accumulate");
   const auto run = [&](int64_t steps, int64_t accumulate) {

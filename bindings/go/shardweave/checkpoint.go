@@ -225,6 +225,7 @@ type checkpointerOptions struct {
 	keepLast   int64
 	timeout    time.Duration
 	skipIfBusy bool
+	beside     bool
 }
 
 // CheckpointerOption is an option of NewCheckpointer.
@@ -243,6 +244,13 @@ func WithWriteTimeout(timeout time.Duration) CheckpointerOption {
 // WithSkipIfBusy has SaveAsync save nothing while a save is under way; else it waits.
 func WithSkipIfBusy() CheckpointerOption { return func(o *checkpointerOptions) { o.skipIfBusy = true } }
 
+// WithCopyBesideTraining has SaveAsync copy parameters, and what optimizers keep of them, beside the forward and backward
+// that follow, if they are DTensors in the CPU's memory: WaitForCopy is called before they are written to. Else they are copied
+// before it returns.
+func WithCopyBesideTraining() CheckpointerOption {
+	return func(o *checkpointerOptions) { o.beside = true }
+}
+
 // NewCheckpointer touches no file: that is for Open, or the first save.
 func NewCheckpointer(mesh *Mesh, directory string, options ...CheckpointerOption) (*Checkpointer, error) {
 	var o checkpointerOptions
@@ -255,7 +263,7 @@ func NewCheckpointer(mesh *Mesh, directory string, options ...CheckpointerOption
 		return nil, err
 	}
 	return ask(func(r *rank) (*Checkpointer, error) {
-		handle, err := c.CheckpointerCreate(mesh.handle, directory, o.keepLast, o.timeout, o.skipIfBusy)
+		handle, err := c.CheckpointerCreate(mesh.handle, directory, o.keepLast, o.timeout, o.skipIfBusy, o.beside)
 		if err != nil {
 			return nil, err
 		}
@@ -287,6 +295,14 @@ func (p *Checkpointer) Save(step int64, state *State) error {
 // it comes out of the next call that is not Save. Collective.
 func (p *Checkpointer) SaveAsync(step int64, state *State) (bool, error) {
 	return ask(func(*rank) (bool, error) { return c.CheckpointerSaveAsync(p.handle, step, state.handle) }, p, state)
+}
+
+// WaitForCopy returns, WithCopyBesideTraining, when the copy of the save that is under way is there. Called in each step
+// before parameters are written to, as by Optimizer.Step, it costs nothing where nothing is under way. Nothing is on the disk
+// before all ranks have called it, or another method of their Checkpointer. A save whose tensors were written to before it fails with FailedPrecondition, which comes out where its other errors do. Every other call does
+// it, too.
+func (p *Checkpointer) WaitForCopy() error {
+	return do(func(*rank) error { return c.CheckpointerWaitForCopy(p.handle) }, p)
 }
 
 // Wait returns when what is under way is on the disk.

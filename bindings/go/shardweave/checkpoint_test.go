@@ -285,6 +285,45 @@ func TestCheckpointDirectories(t *testing.T) {
 	}
 }
 
+func TestWhatIsWrittenToBeforeItsCopyIsNotSaved(t *testing.T) {
+	directory := filepath.Join(t.TempDir(), "run")
+	run(t, 2, func(w *sw.World) error {
+		mesh := mustOf(w.ParseMesh("dp=2"))
+		state, p := mustOf(sw.NewState(mesh)), mustOf(sw.NewCheckpointer(mesh, directory, sw.WithCopyBesideTraining()))
+		defer p.Close()
+		x := sw.Ones(mesh, []int64{4}, sw.On{"dp": "S(0)"}, sw.RequiresGrad)
+		write := func(value int) error {
+			return w.With(sw.NoGrad, func() error { return x.Apply("aten::fill_.Scalar", value).Err() })
+		}
+		if err := errors.Join(x.Err(), state.AddTensor("x", x)); err != nil {
+			return err
+		}
+		saved := func(step int64) error {
+			_, err := p.SaveAsync(step, state)
+			return err
+		}
+		if err := errors.Join(saved(1), write(2)); err != nil {
+			return err
+		}
+		if err := p.Wait(); !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), "'x' was written to after save_async()") {
+			return fmt.Errorf("a write before the copy: %w", err)
+		}
+		if err := errors.Join(saved(2), p.WaitForCopy(), write(3), p.Wait()); err != nil {
+			return err
+		}
+		if _, err := p.Load(state); err != nil {
+			return err
+		}
+		if got, err := sw.Data[float32](x.Full()); err != nil || got[0] != 2 || got[3] != 2 {
+			return fmt.Errorf("%v: %w", got, err)
+		}
+		return nil
+	})
+	if steps, err := sw.ListCheckpoints(directory); err != nil || fmt.Sprint(steps) != "[2]" {
+		t.Error(steps, err)
+	}
+}
+
 // A run on three ranks, and one on two, read the same batches.
 func TestALoaderGoesOnWhereItWas(t *testing.T) {
 	directory, file := filepath.Join(t.TempDir(), "run"), someTokens("loader")

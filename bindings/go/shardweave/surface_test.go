@@ -140,7 +140,7 @@ var cannotFail = map[string]bool{"Alone": true, "AllowUnused": true, "BFloat16Of
 	"MustParseLayout": true, "Named": true, "NewPlan": true, "Range": true, "RankOf": true, "RetainGraph": true, "StepSchedule": true, "Tensors": true,
 	"To":                  true,
 	"AllowMissingWeights": true, "AllowUnexpectedWeights": true, "AllowUnknownKeys": true, "WithMaxFileBytes": true, "WithSavedDType": true,
-	"AllowMissing": true, "AllowUnexpected": true, "WithCast": true, "WithKeepLast": true, "WithSkipIfBusy": true, "WithVerification": true, "WithWriteTimeout": true,
+	"AllowMissing": true, "AllowUnexpected": true, "WithCast": true, "WithCopyBesideTraining": true, "WithKeepLast": true, "WithSkipIfBusy": true, "WithVerification": true, "WithWriteTimeout": true,
 	"WSDSchedule": true, "WithAdafactorEps": true, "WithBackoff": true, "WithBeta2Decay": true, "WithClipThreshold": true, "WithGradientHook": true,
 	"WithGrowth": true, "WithIteration": true, "WithIterationDType": true, "WithMuonEps": true, "WithMuonMomentum": true, "WithPowerSGD": true,
 	"WithRMSOfAdamW": true, "WithScale": true,

@@ -234,6 +234,7 @@ var arguments = map[string]string{
 	"checkpointer":                     "the checkpointer",
 	"state":                            "the state",
 	"options.keep_last":                "WithKeepLast",
+	"options.copy_beside_training":     "WithCopyBesideTraining",
 	"swv_state_set_value json":         "argument 'json'",
 	"swv_safetensors_write names":      "the names of argument 'tensors'",
 	"swv_safetensors_write names[]":    "the names of argument 'tensors'",

@@ -87,7 +87,8 @@ class Training {
     state_.set_value("epoch", "0");
   }
 
-  double step(int64_t number) {
+  // `before_update`: between backward and the optimizer's step.
+  double step(int64_t number, const std::function<void()>& before_update = nullptr) {
     at::Tensor x =
         at::sin(at::arange(40, at::kFloat).view({8, 5}) * 0.3 + static_cast<double>(number));
     NamedPlacements placements;
@@ -96,6 +97,7 @@ class Training {
     const at::Tensor loss = net_->loss(x);
     loss.backward();
     finish_grad_sync(*net_);
+    if (before_update != nullptr) before_update();
     if (zero_) zero_->step();
     if (torch_) torch_->step();
     if (fused_) fused_->step();

@@ -104,14 +104,14 @@ func StateLoad(s State, path string, m Mesh, o Load) (string, error) {
 }
 
 // CheckpointerCreate takes 0 for an hour.
-func CheckpointerCreate(m Mesh, directory string, keepLast int64, timeout time.Duration, skipIfBusy bool) (Checkpointer, error) {
+func CheckpointerCreate(m Mesh, directory string, keepLast int64, timeout time.Duration, skipIfBusy, copyBesideTraining bool) (Checkpointer, error) {
 	if err := checkText("directory", directory); err != nil {
 		return nil, err
 	}
 	var a arena
 	defer a.free()
 	var out Checkpointer
-	err := result(C.swvgo_checkpointer_create(m, a.text(directory), C.int64_t(keepLast), millis(timeout), flag(skipIfBusy), &out))
+	err := result(C.swvgo_checkpointer_create(m, a.text(directory), C.int64_t(keepLast), millis(timeout), flag(skipIfBusy), flag(copyBesideTraining), &out))
 	return out, err
 }
 
@@ -129,6 +129,10 @@ func CheckpointerSaveAsync(c Checkpointer, step int64, s State) (bool, error) {
 	var out C.swv_bool
 	err := result(C.swv_checkpointer_save_async(c, C.int64_t(step), s, &out))
 	return out != 0, err
+}
+
+func CheckpointerWaitForCopy(c Checkpointer) error {
+	return result(C.swv_checkpointer_wait_for_copy(c))
 }
 
 func CheckpointerWait(c Checkpointer) error { return result(C.swv_checkpointer_wait(c)) }

@@ -298,11 +298,13 @@ static inline swv_status* swvgo_checkpointer_load(swv_checkpointer* checkpointer
 static inline swv_status* swvgo_checkpointer_create(const swv_mesh* mesh, const char* directory,
                                                     int64_t keep_last, int64_t timeout_ms,
                                                     swv_bool skip_if_busy,
+                                                    swv_bool copy_beside_training,
                                                     swv_checkpointer** out_checkpointer) {
   swv_checkpointer_options options = SWV_CHECKPOINTER_OPTIONS_INIT;
   options.keep_last = keep_last;
   options.timeout_ms = timeout_ms;
   options.skip_if_busy = skip_if_busy;
+  options.copy_beside_training = copy_beside_training;
   return swv_checkpointer_create(mesh, directory, &options, out_checkpointer);
 }
 

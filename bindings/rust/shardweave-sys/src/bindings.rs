@@ -3152,6 +3152,8 @@ pub struct swv_checkpointer_options {
     pub timeout_ms: i64,
     #[doc = " beside training: nothing is saved while a save is under way; 0: waits"]
     pub skip_if_busy: swv_bool,
+    #[doc = " Parameters, and what optimizers keep of them, are copied beside the forward and backward that follow,\n if they are DTensors in the CPU's memory: see swv_checkpointer_wait_for_copy. 0: before\n swv_checkpointer_save_async returns"]
+    pub copy_beside_training: swv_bool,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -3199,13 +3201,18 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Returns when this rank's part is copied, and writes it on a thread of its own. One save is under way\n at a time. An error of it comes out of the next call that is not swv_checkpointer_save. out_saved: 0\n if it was skipped; may be NULL. COLLECTIVE."]
+    #[doc = " Returns when this rank's part is copied (but for copy_beside_training), and writes it on a thread of\n its own. One save is under way\n at a time. An error of it comes out of the next call that is not swv_checkpointer_save. out_saved: 0\n if it was skipped; may be NULL. COLLECTIVE."]
     pub fn swv_checkpointer_save_async(
         checkpointer: *mut swv_checkpointer,
         step: i64,
         state: *const swv_state,
         out_saved: *mut swv_bool,
     ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " With copy_beside_training: until the copy of the save that is under way is there. It is called in each\n step before parameters are written to, as by swv_optimizer_step, and costs nothing where nothing is\n under way. Nothing is on the disk before all ranks have called it, or another function of their\n checkpointer. A save whose tensors were written to before it fails with SWV_CODE_FAILED_PRECONDITION,\n which comes out where its other errors do; what is written through a pointer (DLPack,\n swv_tensor_buffer) is not seen. Every other call with the checkpointer does it, too."]
+    pub fn swv_checkpointer_wait_for_copy(checkpointer: *mut swv_checkpointer) -> *mut swv_status;
 }
 extern "C" {
     #[must_use]

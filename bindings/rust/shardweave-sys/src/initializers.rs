@@ -333,10 +333,11 @@ pub const SWV_LOADER_OPTIONS_INIT: swv_loader_options = swv_loader_options {
 };
 
 pub const SWV_CHECKPOINTER_OPTIONS_INIT: swv_checkpointer_options = swv_checkpointer_options {
-    struct_size: 28,
+    struct_size: 32,
     keep_last: 0,
     timeout_ms: 0,
     skip_if_busy: 0,
+    copy_beside_training: 0,
 };
 
 pub const SWV_LOAD_OPTIONS_INIT: swv_load_options = swv_load_options {

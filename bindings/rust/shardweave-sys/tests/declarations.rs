@@ -350,7 +350,7 @@ layouts! {
         struct_size, seq, batch, seed, epochs, mesh, layout, part, num_parts, prefetch, in_order,
         drop_last, reserved
     }
-    swv_checkpointer_options { struct_size, keep_last, timeout_ms, skip_if_busy }
+    swv_checkpointer_options { struct_size, keep_last, timeout_ms, skip_if_busy, copy_beside_training }
     swv_load_options { struct_size, allow_missing, allow_unexpected, cast, verify }
     swv_load_pretrained_options {
         struct_size, ignored, num_ignored, allow_missing, allow_unexpected, allow_unknown

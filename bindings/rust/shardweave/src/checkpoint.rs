@@ -74,6 +74,7 @@ pub struct CheckpointerOptions<'a> {
     keep_last: i64,
     timeout: Option<Duration>,
     skip_if_busy: bool,
+    copy_beside_training: bool,
 }
 
 /// Of [`State::load`] and [`Checkpointer::load_with`]: what is no error.
@@ -222,6 +223,14 @@ impl<'a> CheckpointerOptions<'a> {
         self
     }
 
+    /// [`Checkpointer::save_async`] copies parameters, and what optimizers keep of them, beside the forward and
+    /// backward that follow, if they are DTensors in the CPU's memory; [`Checkpointer::wait_for_copy`] is called before they
+    /// are written to. Else before it returns.
+    pub fn copy_beside_training(mut self, beside: bool) -> CheckpointerOptions<'a> {
+        self.copy_beside_training = beside;
+        self
+    }
+
     /// Touches no file: that is for [`Checkpointer::open`], or the first save.
     pub fn open(&self) -> Result<Checkpointer> {
         const NAME: &str = "CheckpointerOptions::open";
@@ -230,6 +239,7 @@ impl<'a> CheckpointerOptions<'a> {
             keep_last: self.keep_last,
             timeout_ms: milliseconds(self.timeout),
             skip_if_busy: self.skip_if_busy.into(),
+            copy_beside_training: self.copy_beside_training.into(),
             ..sys::SWV_CHECKPOINTER_OPTIONS_INIT
         };
         create!(swv_checkpointer_create(self.mesh.as_ptr(), directory.as_ptr(), &raw))
@@ -247,6 +257,7 @@ impl Checkpointer {
             keep_last: 0,
             timeout: None,
             skip_if_busy: false,
+            copy_beside_training: false,
         }
     }
 
@@ -286,6 +297,35 @@ impl Checkpointer {
     pub fn save_async(&mut self, step: i64, state: &State) -> Result<bool> {
         get!(swv_checkpointer_save_async(self.as_ptr(), step, state.as_ptr()) -> sys::swv_bool)
             .map(|saved| saved != 0)
+    }
+
+    /// With [`CheckpointerOptions::copy_beside_training`]: until the copy of the save that is under way is there.
+    /// Called in each step before parameters are written to, as by `Optimizer::step`, it costs nothing where nothing
+    /// is under way. Nothing is on the disk before all ranks have called it, or another method of their checkpointer. A
+    /// save whose tensors were written to before it fails with [`Code::FailedPrecondition`](crate::Code::FailedPrecondition), which comes out where its other errors do. Every
+    /// other call does it, too.
+    ///
+    /// ```
+    /// use shardweave::{Checkpointer, Placement::Shard, State, Tensor, World};
+    /// # let folder = std::env::temp_dir().join(format!("shardweave-beside-{}", std::process::id()));
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("dp", 2)])?;
+    ///     let w = Tensor::ones(&[4])?.distribute(&mesh, [("dp", Shard(0))])?;
+    ///     w.set_requires_grad(true)?;
+    ///     let state = State::new()?;
+    ///     state.add_tensor("w", &w)?;
+    ///     let mut checkpointer = Checkpointer::new(&mesh, &folder).copy_beside_training(true).open()?;
+    ///     checkpointer.save_async(1, &state)?;
+    ///     // ... forward, backward ...
+    ///     checkpointer.wait_for_copy()?;
+    ///     // ... the optimizer's step ...
+    ///     checkpointer.wait()
+    /// })?;
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn wait_for_copy(&mut self) -> Result<()> {
+        call!(swv_checkpointer_wait_for_copy(self.as_ptr()))
     }
 
     /// Until what is under way is on the disk.

@@ -208,6 +208,34 @@ fn directories() -> Result<()> {
 }
 
 #[test]
+fn what_is_written_to_before_its_copy_is_not_saved() -> Result<()> {
+    let folder = Folder::new("beside");
+    World::threads(2).run(|world| {
+        let mesh = world.device_mesh(&[("dp", 2)])?;
+        let w = Tensor::ones(&[4])?.distribute(&mesh, [("dp", Shard(0))])?;
+        w.set_requires_grad(true)?;
+        let state = State::new()?;
+        state.add_tensor("w", &w)?;
+        let options = Checkpointer::new(&mesh, folder.path()).copy_beside_training(true);
+        let mut checkpointer = options.open()?;
+        checkpointer.save_async(1, &state)?;
+        no_grad(|| w.fill_(2.0))?;
+        let error = checkpointer.wait().unwrap_err();
+        assert_eq!(error.code(), Code::FailedPrecondition);
+        assert!(error.to_string().contains("'w' was written to after save_async()"), "{error}");
+        assert_eq!(find_checkpoint(folder.path()).unwrap_err().code(), Code::NotFound);
+        checkpointer.save_async(2, &state)?;
+        checkpointer.wait_for_copy()?;
+        no_grad(|| w.fill_(3.0))?;
+        checkpointer.wait()?;
+        checkpointer.load(&state)?;
+        assert_eq!(w.full_tensor()?.to_vec::<f32>()?, [2f32; 4]);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
 fn a_loader_goes_on_where_it_was() -> Result<()> {
     let folder = Folder::new("loader");
     std::fs::create_dir_all(folder.path()).unwrap();
