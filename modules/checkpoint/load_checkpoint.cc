@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "ATen/core/Tensor.h"
@@ -220,11 +223,21 @@ class Reader {
   Reader(std::string path, const Manifest& manifest, std::shared_ptr<FileSystem> fs,
          const std::vector<Target>& targets, std::shared_ptr<StagingMemory> memory)
       : path_(std::move(path)), manifest_(manifest), fs_(std::move(fs)) {
-    int64_t bytes = 0;
+    int64_t bytes = 0, late_bytes = 0;
     for (const Target& target : targets) {
-      if (goes_soon(target)) bytes += StagingMemory::padded(bytes_of(target));
+      if (target.saved == nullptr || target.is_number) continue;
+      (target.late == 0 ? bytes : late_bytes) += StagingMemory::padded(bytes_of(target));
     }
     memory_ = StagingMemory::of(bytes, std::move(memory), /*owners=*/2);
+    late_memory_ = std::make_shared<StagingMemory>(late_bytes);
+    try {
+      populating_ = std::thread([this] {
+        memory_->populate(is_done_);
+        late_memory_->populate(is_done_);
+      });
+    } catch (const std::system_error&) {
+      // It is slower without.
+    }
   }
 
   // This rank's part of the target, as it lies in a contiguous tensor.
@@ -233,8 +246,9 @@ class Reader {
     const std::vector<LocalBox> held = held_of(target);
     const Dims local_shape = local_shape_of(target);
     const at::ScalarType dtype = scalar_type_of(saved.dtype);
-    target.staged = goes_soon(target) ? take_tensor(memory_, array(local_shape), dtype)
-                                      : at::empty(array(local_shape), at::TensorOptions(dtype));
+    target.staged = target.is_number ? at::empty(array(local_shape), at::TensorOptions(dtype))
+                                     : take_tensor(target.late == 0 ? memory_ : late_memory_,
+                                                   array(local_shape), dtype);
     kept_ += bytes_of(target);
     for (const LocalBox& box : held) {
       // Where elements lie in the local tensor: as if that were a box of the whole.
@@ -266,14 +280,14 @@ class Reader {
     }
     return bytes;
   }
+  ~Reader() {
+    is_done_ = true;
+    if (populating_.joinable()) populating_.join();
+  }
   int64_t bytes_read() const { return read_; }
   int64_t bytes_kept() const { return kept_; }
 
  private:
-  // What is copied to where it belongs; late tensors may be what was read.
-  static bool goes_soon(const Target& target) {
-    return target.late == 0 && target.saved != nullptr;
-  }
   static Dims local_shape_of(const Target& target) {
     const bool is_laid_out = target.like.defined() && is_dtensor(target.like);
     return is_laid_out ? meta_of(target.like).spec->local_sizes : target.saved->shape;
@@ -351,7 +365,10 @@ class Reader {
   const std::string path_;
   const Manifest& manifest_;
   const std::shared_ptr<FileSystem> fs_;
-  std::shared_ptr<StagingMemory> memory_;
+  std::shared_ptr<StagingMemory> memory_;       // of what is copied to where it belongs
+  std::shared_ptr<StagingMemory> late_memory_;  // of what an optimizer keeps as it was read
+  std::atomic<bool> is_done_ = false;
+  std::thread populating_;
   std::map<std::string, std::shared_ptr<SafetensorsFile>> open_;
   int64_t read_ = 0;
   int64_t kept_ = 0;

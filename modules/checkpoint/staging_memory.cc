@@ -6,6 +6,8 @@
 #include <emmintrin.h>
 #endif
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "ATen/Parallel.h"
@@ -32,6 +34,17 @@ StagingMemory::StagingMemory(int64_t bytes) : size_(bytes) {
 
 StagingMemory::~StagingMemory() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
+}
+
+void StagingMemory::populate(const std::atomic<bool>& stop) const {
+#ifdef MADV_POPULATE_WRITE
+  constexpr int64_t kSome = int64_t{8} << 20;
+  for (int64_t at = 0; at < size_ && !stop; at += kSome) {
+    if (madvise(data_ + at, static_cast<size_t>(std::min(kSome, size_ - at)),
+                MADV_POPULATE_WRITE) != 0)
+      return;
+  }
+#endif
 }
 
 std::shared_ptr<StagingMemory> StagingMemory::of(int64_t bytes,
