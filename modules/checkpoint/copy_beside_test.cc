@@ -45,9 +45,11 @@ TEST(CopyBesideTest, SavesWhatWasThere) {
       Checkpointer checkpointer(directory, mesh, kBeside);
       ASSERT_TRUE(checkpointer.save_async(2, training.state()));
       {
-        // A buffer is changed by forward, and so was copied at once.
+        // Buffers are changed by forward, and so were copied at once.
         const c10::AutoGradMode no_grad(false);
         training.net().steps.fill_(99);
+        training.net().mask.logical_not_();
+        EXPECT_TRUE(is_dtensor(training.net().mask));
       }
       training.step(2, [&] { checkpointer.wait_for_copy(); });
       training.step(3, [&] { checkpointer.wait_for_copy(); });
