@@ -125,8 +125,9 @@ class Checkpointer {
   // not copied whole. Any other call does it, too. It sees what LibTorch counts as a write
   // (Tensor::_version()), not one through .data() or a pointer. Local; no errors.
   void wait_for_copy();
-  // Until what is under way is on the disk. Local, but see copy_beside_training; throws its error, the same on
-  // all ranks.
+  // Until what is under way is on the disk. Throws its error, the same on all ranks. Local; but with
+  // copy_beside_training it waits for the other ranks to ask for their copies, and so may not be called by one
+  // rank alone before they do: they would wait for it in training.
   void wait();
 
   // The newest checkpoint of the directory, after wait(): see load_checkpoint().

@@ -23,7 +23,7 @@ absl::Status failed(int error, std::string_view what, const std::string& path) {
   const absl::Status said = absl::ErrnoToStatus(error, "");
   std::string why = std::strerror(error);
   absl::StatusCode code = said.code();
-  if (error == EDQUOT) code = absl::StatusCode::kResourceExhausted;
+  if (error == EDQUOT || error == EFBIG) code = absl::StatusCode::kResourceExhausted;
   return absl::Status(code, str_cat("cannot ", what, " '", path, "': ", why));
 }
 

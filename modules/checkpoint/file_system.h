@@ -8,7 +8,7 @@
 //   fs->rename("a.tmp", "a"); fs->sync_directory(".");          // and so does its name
 //
 // Errors name the path and what the system said: NotFound, PermissionDenied, AlreadyExists,
-// ResourceExhausted (the disk or the quota is full), else as absl::ErrnoToStatus says. Threads: a
+// ResourceExhausted (the disk or the quota is full, or a file may not be so large), else as absl::ErrnoToStatus says. Threads: a
 // FileSystem is used by several (rank threads share one); a file by one, but read_at() by any.
 #pragma once
 

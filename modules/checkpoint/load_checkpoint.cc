@@ -174,6 +174,10 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
     has_state[i] = true;
   }
   std::vector<bool> is_incomplete(late.size(), false);
+  std::vector<bool> needs_some(late.size(), false);
+  for (const Target& target : targets) {
+    if (target.late > 0 && !target.is_optional) needs_some[target.late - 1] = true;
+  }
   for (const Target& target : targets) {
     if (target.saved != nullptr) continue;
     if (target.late > 0) {
@@ -182,6 +186,8 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
       if (was_without && !has_state[target.late - 1]) continue;
       if (target.is_optional && has_state[target.late - 1]) continue;
       is_incomplete[target.late - 1] = true;
+      if (target.is_optional && needs_some[target.late - 1])
+        continue;  // what it needs is missing, too
     }
     missing.push_back(target.name);
   }

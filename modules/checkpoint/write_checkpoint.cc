@@ -113,9 +113,12 @@ absl::StatusOr<std::string> begin(FileSystem& fs, SaveRequest& request,
   const std::string name = checkpoint_name(request.manifest.step);
   for (const DirectoryEntry& entry : *entries) {
     if (entry.name == name) {
+      const std::string path = join_path(request.directory, name);
+      const bool is_one = fs.open(join_path(path, kManifestName), Symlinks::kRefuse).ok();
       return absl::AlreadyExistsError(
-          str_cat("'", join_path(request.directory, name),
-                  "' is there already; remove it to save that step again"));
+          str_cat("'", path, "' is there already",
+                  is_one ? "" : ", and is no checkpoint, for it has no manifest",
+                  "; remove it to save that step again"));
     }
   }
   status = check_newest(fs, request.directory, request.manifest.step);
