@@ -182,8 +182,9 @@ TEST(CrashTest, KeepsTheLastOnes) {
     const absl::Status back = status_of([&] { checkpointer.save(35, model.state); });
     EXPECT_EQ(back.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(back.message()), HasSubstr("step-000040' is of a later step than 35"));
-    EXPECT_EQ(status_of([&] { checkpointer.save(40, model.state); }).code(),
-              absl::StatusCode::kAlreadyExists);
+    const absl::Status again = status_of([&] { checkpointer.save(40, model.state); });
+    EXPECT_EQ(again.code(), absl::StatusCode::kAlreadyExists);
+    EXPECT_THAT(std::string(again.message()), HasSubstr("is there already; remove it"));
     EXPECT_EQ(steps(), (std::vector<int64_t>{30, 40}));
   });
 }
@@ -211,8 +212,10 @@ TEST(CrashTest, WhatDoesNotGoStopsNoSave) {
     checkpointer.wait();
     EXPECT_EQ(newest(directory), 3);
     // They are in the way of their own steps alone.
-    EXPECT_EQ(status_of([&] { checkpointer.save(700, model.state); }).code(),
-              absl::StatusCode::kAlreadyExists);
+    const absl::Status in_the_way = status_of([&] { checkpointer.save(700, model.state); });
+    EXPECT_EQ(in_the_way.code(), absl::StatusCode::kAlreadyExists);
+    EXPECT_THAT(std::string(in_the_way.message()),
+                HasSubstr("is no checkpoint, for it has no manifest"));
   });
   EXPECT_EQ(*list_checkpoints(directory), std::vector<int64_t>{3});
   EXPECT_TRUE(fs::exists(directory + "/step-000003"));

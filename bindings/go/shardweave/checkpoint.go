@@ -305,7 +305,8 @@ func (p *Checkpointer) WaitForCopy() error {
 	return do(func(*rank) error { return c.CheckpointerWaitForCopy(p.handle) }, p)
 }
 
-// Wait returns when what is under way is on the disk.
+// Wait returns when what is under way is on the disk; WithCopyBesideTraining it waits for the other ranks to ask for their
+// copies, too, so that none calls it alone before they do.
 func (p *Checkpointer) Wait() error {
 	return do(func(*rank) error { return c.CheckpointerWait(p.handle) }, p)
 }

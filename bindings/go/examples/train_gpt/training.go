@@ -1,8 +1,6 @@
 package main
 
-import (
-	sw "github.com/shardweave/shardweave/bindings/go/shardweave"
-)
+import sw "github.com/shardweave/shardweave/bindings/go/shardweave"
 
 // Tensor parallelism as in Megatron-LM (Shoeybi et al., 2019): q, k, v and up are cut by their outputs, o
 // and down by their inputs, so that a block needs one reduction after attention and one after the MLP.

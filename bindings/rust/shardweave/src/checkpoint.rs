@@ -301,8 +301,9 @@ impl Checkpointer {
 
     /// With [`CheckpointerOptions::copy_beside_training`]: until the copy of the save that is under way is there.
     /// Called in each step before parameters are written to, as by `Optimizer::step`, it costs nothing where nothing
-    /// is under way. Nothing is on the disk before all ranks have called it, or another method of their checkpointer. A
-    /// save whose tensors were written to before it fails with [`Code::FailedPrecondition`](crate::Code::FailedPrecondition), which comes out where its other errors do. Every
+    /// is under way. Nothing is on the disk before all ranks have called it, or another method of their checkpointer.
+    /// A save whose tensors were written to before it fails with
+    /// [`Code::FailedPrecondition`](crate::Code::FailedPrecondition), which comes out where its other errors do. Every
     /// other call does it, too.
     ///
     /// ```
@@ -328,7 +329,8 @@ impl Checkpointer {
         call!(swv_checkpointer_wait_for_copy(self.as_ptr()))
     }
 
-    /// Until what is under way is on the disk.
+    /// Until what is under way is on the disk. With [`CheckpointerOptions::copy_beside_training`] it waits for the
+    /// other ranks to ask for their copies, too, so that none calls it alone before they do.
     pub fn wait(&mut self) -> Result<()> {
         call!(swv_checkpointer_wait(self.as_ptr()))
     }
