@@ -663,6 +663,26 @@ TEST(CheckpointTest, AnotherStateIsOneErrorThatNamesAllOfIt) {
 }
 
 // What a run goes on with is not dropped unheard; a value of the program's own is the program's to ask for.
+TEST(CheckpointTest, WhatAnOptimizerMayLackIsNotMissing) {
+  const std::string directory = new_directory("may_lack");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict nothing;
+    nothing.add_tensor("model.w", zeros({4}, mesh, {Shard(0)}));
+    save_checkpoint(directory, 1, nothing, mesh);
+    torch::nn::Linear net(3, 2);
+    distribute_module(*net, mesh, {});
+    torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.1));
+    StateDict state;
+    add_optimizer(state, optimizer, *net);
+    const LoadedCheckpoint loaded =
+        load_checkpoint(directory, state, mesh, {.allow_missing = true, .allow_unexpected = true});
+    EXPECT_THAT(loaded.missing,
+                UnorderedElementsAre("optimizer.weight.step", "optimizer.weight.exp_avg",
+                                     "optimizer.weight.exp_avg_sq", "optimizer.bias.step",
+                                     "optimizer.bias.exp_avg", "optimizer.bias.exp_avg_sq"));
+  });
+}
+
 TEST(CheckpointTest, ValuesThatResumeARunAreUnexpectedWhereNobodyAsks) {
   const std::string directory = new_directory("resumes");
   on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
