@@ -111,8 +111,33 @@ class PosixReadableFile final : public ReadableFile {
     }
     return absl::OkStatus();
   }
-  void will_need(int64_t offset, int64_t size) const override {
-    if (size > 0) (void)::posix_fadvise(fd_.get(), offset, size, POSIX_FADV_WILLNEED);
+  absl::Status read_past_cache_at(int64_t offset, void* out, size_t size) const override {
+    constexpr auto kPage = static_cast<size_t>(kFilePage);
+    constexpr size_t kWorthIt = 64 * kPage;
+    if (size < kWorthIt || offset < 0 ||
+        reinterpret_cast<uintptr_t>(out) % kPage != static_cast<uint64_t>(offset) % kPage ||
+        is_cached(offset, size)) {
+      return read_at(offset, out, size);
+    }
+    auto* const to = static_cast<char*>(out);
+    size_t done =
+        (kPage - static_cast<size_t>(offset) % kPage) % kPage;  // up to the first whole page
+    absl::Status status = read_at(offset, to, done);
+    if (!status.ok()) return status;
+    // The same file, whatever its path names by now.
+    const Descriptor direct(
+        ::open(str_cat("/proc/self/fd/", fd_.get()).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+    const size_t end = done + (size - done) / kPage * kPage;
+    while (direct.get() >= 0 && done < end) {
+      const ssize_t got = retried([&] {
+        return ::pread(direct.get(), to + done, end - done, offset + static_cast<int64_t>(done));
+      });
+      if (got <= 0) break;
+      done += static_cast<size_t>(got) / kPage * kPage;
+      if (static_cast<size_t>(got) % kPage != 0) break;
+    }
+    // And what is left: less than a page, or all where the file system reads through its cache only. Errors are its.
+    return read_at(offset + static_cast<int64_t>(done), to + done, size - done);
   }
   const std::byte* mapped() const override {
     const std::lock_guard lock(mutex_);
@@ -124,6 +149,22 @@ class PosixReadableFile final : public ReadableFile {
   }
 
  private:
+  // Half of it or more; or nobody can say.
+  bool is_cached(int64_t offset, size_t size) const {
+    const std::byte* file = mapped();
+    if (file == nullptr || offset >= size_) return true;
+    const int64_t begin = offset / kFilePage * kFilePage;
+    size = std::min(size + static_cast<size_t>(offset - begin), static_cast<size_t>(size_ - begin));
+    const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    std::vector<unsigned char> pages((size + page - 1) / page);
+    void* const at = const_cast<std::byte*>(file + begin);
+    if (page > static_cast<size_t>(kFilePage) || ::mincore(at, size, pages.data()) != 0)
+      return true;
+    const auto cached =
+        std::count_if(pages.begin(), pages.end(), [](unsigned char of) { return (of & 1) != 0; });
+    return 2 * static_cast<size_t>(cached) >= pages.size();
+  }
+
   const Descriptor fd_;
   const std::string path_;
   const int64_t size_;
@@ -291,6 +332,10 @@ class FileOfEachRead final : public ReadableFile {
   absl::Status read_at(int64_t offset, void* out, size_t size) const override {
     const auto file = fs_->open(path_, symlinks_);
     return file.ok() ? (*file)->read_at(offset, out, size) : file.status();
+  }
+  absl::Status read_past_cache_at(int64_t offset, void* out, size_t size) const override {
+    const auto file = fs_->open(path_, symlinks_);
+    return file.ok() ? (*file)->read_past_cache_at(offset, out, size) : file.status();
   }
   const std::byte* mapped() const override { return nullptr; }
 

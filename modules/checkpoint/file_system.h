@@ -33,6 +33,8 @@ class WritableFile {
 };
 absl::Status write_all(WritableFile& file, const void* data, size_t size);
 
+constexpr int64_t kFilePage = 4096;
+
 class ReadableFile {
  public:
   virtual ~ReadableFile() = default;
@@ -42,8 +44,11 @@ class ReadableFile {
   // All of it, mapped into memory as long as this lives; null if that cannot be done. Who touches a
   // mapped file that another program cuts short gets SIGBUS: read_at() does not.
   virtual const std::byte* mapped() const = 0;
-  // These bytes are read soon. A hint.
-  virtual void will_need(int64_t /*offset*/, int64_t /*size*/) const {}
+  // As read_at(); many bytes that the system has not in its cache come past it, without a copy, if `out`
+  // lies in its page of memory as `offset` lies in its page of the file: kFilePage.
+  virtual absl::Status read_past_cache_at(int64_t offset, void* out, size_t size) const {
+    return read_at(offset, out, size);
+  }
 };
 
 // How many files a reader of many keeps open: processes may have 1,024 descriptors, and others want some.

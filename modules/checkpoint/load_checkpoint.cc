@@ -1,13 +1,11 @@
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
-#include <system_error>
-#include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "ATen/core/Tensor.h"
@@ -26,6 +24,7 @@
 #include "shardweave/modules/checkpoint/checkpointer.h"
 #include "shardweave/modules/checkpoint/checksum.h"
 #include "shardweave/modules/checkpoint/loadable.h"
+#include "shardweave/modules/checkpoint/read_ahead.h"
 #include "shardweave/modules/checkpoint/safetensors_tensor.h"
 #include "shardweave/modules/checkpoint/snapshot.h"
 #include "shardweave/modules/checkpoint/staging_memory.h"
@@ -223,77 +222,71 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
   return absl::OkStatus();
 }
 
+// Reads this rank's parts of all targets. begin() says what is wrong with the files before a byte of a tensor
+// is read; threads are ahead of finish(), which is called for one target after the other.
 class Reader {
  public:
-  // Of `targets`. `memory`: see load_to().
-  Reader(std::string path, const Manifest& manifest, std::shared_ptr<FileSystem> fs,
-         const std::vector<Target>& targets, std::shared_ptr<StagingMemory> memory)
-      : path_(std::move(path)), manifest_(manifest), fs_(std::move(fs)) {
+  Reader(std::string path, const Manifest& manifest, std::shared_ptr<FileSystem> fs)
+      : path_(std::move(path)), manifest_(manifest), fs_(std::move(fs)) {}
+
+  // `memory`: see load_to().
+  absl::Status begin(const std::vector<Target*>& targets, std::shared_ptr<StagingMemory> memory) {
     int64_t bytes = 0, late_bytes = 0;
-    for (const Target& target : targets) {
-      if (target.saved == nullptr || target.is_number) continue;
-      (target.late == 0 ? bytes : late_bytes) += StagingMemory::padded(bytes_of(target));
+    for (const Target* target : targets) {
+      if (target->is_number) continue;
+      (target->late == 0 ? bytes : late_bytes) += StagingMemory::padded(bytes_of(*target));
     }
     memory_ = StagingMemory::of(bytes, std::move(memory), /*owners=*/2);
     late_memory_ = std::make_shared<StagingMemory>(late_bytes);
-    try {
-      populating_ = std::thread([this] {
-        memory_->populate(is_done_);
-        late_memory_->populate(is_done_);
-      });
-    } catch (const std::system_error&) {
-      // It is slower without.
+    std::vector<ReadAhead::Read> ahead;
+    for (Target* target : targets) {
+      absl::Status status = plan(*target, ahead);
+      if (!status.ok()) return status;
     }
-  }
-
-  // This rank's part of the target, as it lies in a contiguous tensor.
-  absl::Status read(Target& target) {
-    const SavedTensor& saved = *target.saved;
-    const std::vector<LocalBox> held = held_of(target);
-    const Dims local_shape = local_shape_of(target);
-    const at::ScalarType dtype = scalar_type_of(saved.dtype);
-    target.staged = target.is_number ? at::empty(array(local_shape), at::TensorOptions(dtype))
-                                     : take_tensor(target.late == 0 ? memory_ : late_memory_,
-                                                   array(local_shape), dtype);
-    kept_ += bytes_of(target);
-    for (const LocalBox& box : held) {
-      // Where elements lie in the local tensor: as if that were a box of the whole.
-      Box local = {box.box.offset, local_shape};
-      for (size_t d = 0; d < local.offset.size(); ++d) local.offset[d] -= box.local_offset[d];
-      for (const SavedPiece& piece : saved.pieces) {
-        const std::optional<Box> common = intersect(piece.box, box.box);
-        if (!common.has_value()) continue;
-        absl::Status status = read_piece(target, piece, *common, local);
-        if (!status.ok()) return status;
-      }
-    }
+    ahead_.emplace(std::move(ahead));
     return absl::OkStatus();
   }
-  // Has the system begin with what read() of the target will read whole; the bytes. What is wrong that says.
-  int64_t will_need(const Target& target) {
-    int64_t bytes = 0;
-    for (const LocalBox& box : held_of(target)) {
-      for (const SavedPiece& piece : target.saved->pieces) {
-        if (intersect(piece.box, box.box) != piece.box) continue;
-        const absl::StatusOr<SafetensorsFile*> file = file_of(piece);
-        if (!file.ok()) return bytes;
-        const StoredTensor* info =
-            (*file)->find(piece_name(target.saved_name, target.saved->shape, piece.box));
-        if (info == nullptr) continue;
-        (*file)->will_need(*info);
-        bytes += info->end - info->begin;
-      }
+
+  // Until the target's `staged` has this rank's part of it, as it lies in a contiguous tensor.
+  absl::Status finish(const Target& target) {
+    for (const PieceRead& read : reads_[&target]) {
+      absl::Status status = finish(target, read);
+      if (!status.ok()) return status;
     }
-    return bytes;
-  }
-  ~Reader() {
-    is_done_ = true;
-    if (populating_.joinable()) populating_.join();
+    return absl::OkStatus();
   }
   int64_t bytes_read() const { return read_; }
   int64_t bytes_kept() const { return kept_; }
 
  private:
+  // What is read at a time: large enough for the disk, and soon enough in the cache to be summed up there.
+  static constexpr int64_t kChunk = int64_t{2} << 20;
+  struct Chunk {
+    int64_t begin;
+    int64_t size;
+  };
+
+  // What this rank holds of a piece that is in a file.
+  struct PieceRead {
+    const SavedPiece* piece;
+    const SafetensorsFile* file;
+    const StoredTensor* info;
+    Box common;  // of the whole tensor
+    Box local;   // the rank's part, as if it were a box of the whole: where elements lie in it
+    char* in_place = nullptr;  // where all of the piece belongs, if that is one run of bytes
+    size_t first_read = 0;     // among those ahead, of chunks of `in_place`
+    size_t num_reads = 0;
+    int64_t bytes() const { return common.numel() * element_size(info->dtype); }
+    bool is_whole() const { return common == piece->box; }
+    // Of `in_place`; but the first begin in whole pages of the file. The last is empty.
+    Chunk chunk(size_t i) const {
+      const int64_t in_page = file->offset(*info) % kFilePage;
+      const int64_t begin = i == 0 ? 0 : static_cast<int64_t>(i) * kChunk - in_page;
+      const int64_t end = static_cast<int64_t>(i + 1) * kChunk - in_page;
+      return {std::min(begin, bytes()), std::min(end, bytes()) - std::min(begin, bytes())};
+    }
+  };
+
   static Dims local_shape_of(const Target& target) {
     const bool is_laid_out = target.like.defined() && is_dtensor(target.like);
     return is_laid_out ? meta_of(target.like).spec->local_sizes : target.saved->shape;
@@ -324,48 +317,109 @@ class Reader {
     return file.get();
   }
 
-  absl::Status read_piece(const Target& target, const SavedPiece& piece, const Box& common,
-                          const Box& local) {
+  absl::Status plan(Target& target, std::vector<ReadAhead::Read>& ahead) {
     const SavedTensor& saved = *target.saved;
-    const absl::StatusOr<SafetensorsFile*> opened = file_of(piece);
-    if (!opened.ok()) return opened.status();
-    SafetensorsFile* const file = *opened;
-    const std::string key = piece_name(target.saved_name, saved.shape, piece.box);
-    const StoredTensor* info = file->find(key);
-    if (info == nullptr || info->dtype != saved.dtype || info->shape != piece.box.shape) {
-      return absl::InvalidArgumentError(
-          str_cat("'", file->path(), "' has no \"", key, "\" as the manifest says"));
+    const Dims local_shape = local_shape_of(target);
+    std::vector<PieceRead>& reads = reads_[&target];
+    for (const LocalBox& box : held_of(target)) {
+      Box local = {box.box.offset, local_shape};
+      for (size_t d = 0; d < local.offset.size(); ++d) local.offset[d] -= box.local_offset[d];
+      for (const SavedPiece& piece : saved.pieces) {
+        const std::optional<Box> common = intersect(piece.box, box.box);
+        if (!common.has_value()) continue;
+        const absl::StatusOr<SafetensorsFile*> file = file_of(piece);
+        if (!file.ok()) return file.status();
+        const std::string key = piece_name(target.saved_name, saved.shape, piece.box);
+        const StoredTensor* info = (*file)->find(key);
+        if (info == nullptr || info->dtype != saved.dtype || info->shape != piece.box.shape) {
+          return absl::InvalidArgumentError(
+              str_cat("'", (*file)->path(), "' has no \"", key, "\" as the manifest says"));
+        }
+        reads.push_back({&piece, *file, info, *common, local});
+      }
     }
-    const int64_t element = element_size(saved.dtype);
-    read_ += common.numel() * element;
-    auto* out = static_cast<char*>(target.staged.data_ptr());
-    if (common != piece.box) return file->read(*info, piece.box, common, local, out);
-    // All of it: to where its checksum can be taken, which may be where it belongs.
-    int64_t runs = 0;
-    int64_t place = 0;
-    for_each_run(common, piece.box, local, [&](int64_t, int64_t to, int64_t) {
-      if (runs++ == 0) place = to;
-    });
-    std::vector<char> apart;
-    char* bytes = out + place * element;
-    if (runs > 1) {
-      apart.resize(static_cast<size_t>(common.numel() * element));
-      bytes = apart.data();
-    }
-    uint64_t sum = 0;
-    absl::Status status = file->read(*info, bytes, &sum);
-    if (!status.ok()) return status;
-    if (sum != piece.xxh3) {
-      return absl::DataLossError(str_cat("'", file->path(), "': \"", key, "\" has the checksum ",
-                                         to_hex(sum), "; the manifest says ", to_hex(piece.xxh3)));
-    }
-    if (runs > 1) {
-      for_each_run(common, piece.box, local, [&](int64_t from, int64_t to, int64_t count) {
-        std::memcpy(out + to * element, bytes + from * element,
-                    static_cast<size_t>(count * element));
-      });
+    // The bytes of the first piece come without a copy.
+    const int64_t page =
+        reads.empty() ? 0
+                      : reads[0].file->offset(*reads[0].info) - first_run(reads[0]).bytes_before;
+    const at::ScalarType dtype = scalar_type_of(saved.dtype);
+    target.staged = target.is_number ? at::empty(array(local_shape), at::TensorOptions(dtype))
+                                     : take_tensor(target.late == 0 ? memory_ : late_memory_,
+                                                   array(local_shape), dtype, page);
+    kept_ += bytes_of(target);
+    for (PieceRead& read : reads) {
+      read_ += read.bytes();
+      add_reads(static_cast<char*>(target.staged.data_ptr()), read, ahead);
     }
     return absl::OkStatus();
+  }
+
+  struct FirstRun {
+    int64_t bytes_before;  // in the rank's part
+    bool is_all;           // of what is read
+  };
+  static FirstRun first_run(const PieceRead& read) {
+    int64_t runs = 0;
+    int64_t place = 0;
+    for_each_run(read.common, read.piece->box, read.local, [&](int64_t, int64_t to, int64_t) {
+      if (runs++ == 0) place = to;
+    });
+    return {place * element_size(read.info->dtype), runs == 1};
+  }
+
+  // `out`: the rank's part.
+  static void add_reads(char* out, PieceRead& read, std::vector<ReadAhead::Read>& ahead) {
+    read.first_read = ahead.size();
+    const FirstRun run = first_run(read);
+    if (!read.is_whole()) {
+      ahead.emplace_back([out, read] {
+        return read.file->read(*read.info, read.piece->box, read.common, read.local, out);
+      });
+    } else if (run.is_all) {
+      read.in_place = out + run.bytes_before;
+      for (size_t i = 0; read.chunk(i).size > 0; ++i) {
+        ahead.emplace_back([read, chunk = read.chunk(i)] {
+          char* const to = read.in_place + chunk.begin;
+          if (chunk.size >= kFilePage) populate_pages(to, chunk.size);
+          return read.file->read_bytes(*read.info, chunk.begin, chunk.size, to);
+        });
+      }
+    }
+    read.num_reads = ahead.size() - read.first_read;
+  }
+
+  absl::Status finish(const Target& target, const PieceRead& read) {
+    Checksum sum;
+    for (size_t i = 0; i < read.num_reads; ++i) {
+      absl::Status status = ahead_->wait_for(read.first_read + i);
+      if (!status.ok()) return status;
+      if (read.in_place == nullptr) continue;
+      const Chunk chunk = read.chunk(i);
+      sum.add(read.in_place + chunk.begin, static_cast<size_t>(chunk.size));
+    }
+    if (!read.is_whole()) return absl::OkStatus();
+    if (read.in_place != nullptr) return compare(sum.value(), read);
+    // It is apart from where it belongs, so that its checksum can be taken.
+    std::vector<char> apart(static_cast<size_t>(read.bytes()));
+    uint64_t value = 0;
+    absl::Status status = read.file->read(*read.info, apart.data(), &value);
+    if (status.ok()) status = compare(value, read);
+    if (!status.ok()) return status;
+    auto* const out = static_cast<char*>(target.staged.data_ptr());
+    const int64_t element = element_size(read.info->dtype);
+    for_each_run(read.common, read.piece->box, read.local,
+                 [&](int64_t from, int64_t to, int64_t count) {
+                   std::memcpy(out + to * element, apart.data() + from * element,
+                               static_cast<size_t>(count * element));
+                 });
+    return absl::OkStatus();
+  }
+
+  static absl::Status compare(uint64_t sum, const PieceRead& read) {
+    if (sum == read.piece->xxh3) return absl::OkStatus();
+    return absl::DataLossError(str_cat("'", read.file->path(), "': \"", read.info->name,
+                                       "\" has the checksum ", to_hex(sum), "; the manifest says ",
+                                       to_hex(read.piece->xxh3)));
   }
 
   const std::string path_;
@@ -373,11 +427,11 @@ class Reader {
   const std::shared_ptr<FileSystem> fs_;
   std::shared_ptr<StagingMemory> memory_;       // of what is copied to where it belongs
   std::shared_ptr<StagingMemory> late_memory_;  // of what an optimizer keeps as it was read
-  std::atomic<bool> is_done_ = false;
-  std::thread populating_;
   std::map<std::string, std::shared_ptr<SafetensorsFile>> open_;
+  std::unordered_map<const Target*, std::vector<PieceRead>> reads_;
   int64_t read_ = 0;
   int64_t kept_ = 0;
+  std::optional<ReadAhead> ahead_;  // ends before what it reads to
 };
 
 // "step" is a whole number, whatever dtype it has.
@@ -541,26 +595,17 @@ LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict
   }
   std::optional<Reader> reader;
   const absl::Status read = status_of([&] {
-    reader.emplace(result.path, *manifest, fs, targets, std::move(memory));
+    reader.emplace(result.path, *manifest, fs);
     std::vector<Target*> wanted;
     for (Target& target : targets) {
       if (target.saved != nullptr) wanted.push_back(&target);
     }
-    constexpr int64_t kAhead = int64_t{64} << 20;
-    std::vector<int64_t> asked;  // bytes of each of the first targets
-    int64_t ahead = 0;           // of these, what is not read yet
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      while (asked.size() < wanted.size() && (asked.size() <= i + 1 || ahead < kAhead)) {
-        asked.push_back(reader->will_need(*wanted[asked.size()]));
-        ahead += asked.back();
-      }
-      Target& target = *wanted[i];
-      absl::Status status = reader->read(target);
-      ahead -= asked[i];
-      if (status.ok()) status = check_number(target);
-      if (!status.ok()) return status;
+    absl::Status status = reader->begin(wanted, std::move(memory));
+    for (size_t i = 0; i < wanted.size() && status.ok(); ++i) {
+      status = reader->finish(*wanted[i]);
+      if (status.ok()) status = check_number(*wanted[i]);
     }
-    return absl::OkStatus();
+    return status;
   });
   check(agree(comm, read, timeout));
   // Only now, for it may be collective.

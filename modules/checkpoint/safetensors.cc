@@ -251,8 +251,9 @@ absl::Status SafetensorsFile::read(const StoredTensor& info, void* out,
   return absl::OkStatus();
 }
 
-void SafetensorsFile::will_need(const StoredTensor& info) const {
-  file_->will_need(data_begin_ + info.begin, info.end - info.begin);
+absl::Status SafetensorsFile::read_bytes(const StoredTensor& info, int64_t begin, int64_t size,
+                                         void* out) const {
+  return file_->read_past_cache_at(offset(info) + begin, out, static_cast<size_t>(size));
 }
 
 const std::byte* SafetensorsFile::mapped(const StoredTensor& info) const {
@@ -277,12 +278,22 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
     const std::string& path, std::vector<StoredTensor> tensors,
     const std::map<std::string, std::string>& metadata, std::shared_ptr<FileSystem> fs) {
   if (fs == nullptr) fs = posix_file_system();
-  std::stable_sort(tensors.begin(), tensors.end(),
-                   [](const StoredTensor& a, const StoredTensor& b) {
-                     return element_size(a.dtype) > element_size(b.dtype);
-                   });
   std::set<std::string_view> names;
   std::string text;
+  for (StoredTensor& info : tensors) {
+    const std::optional<int64_t> bytes = bytes_of(info.shape, element_size(info.dtype));
+    if (!bytes.has_value()) {
+      return absl::InvalidArgumentError(str_cat("'", path, "': \"", info.name, "\" is too large"));
+    }
+    info.begin = 0;
+    info.end = *bytes;
+  }
+  std::stable_sort(
+      tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
+        const bool a_is_odd = a.end % kFilePage != 0, b_is_odd = b.end % kFilePage != 0;
+        if (a_is_odd != b_is_odd) return b_is_odd;
+        return element_size(a.dtype) > element_size(b.dtype);
+      });
   int64_t end = 0;
   // Put together here: an ordered_json looks through all of its keys for each.
   const auto add = [&](const std::string& key, const nlohmann::ordered_json& value) {
@@ -297,8 +308,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
             str_cat("'", path, "': a tensor cannot be \"", info.name, "\"",
                     info.name == "__metadata__" ? "" : ": there is another of that name"));
       }
-      const std::optional<int64_t> bytes = bytes_of(info.shape, element_size(info.dtype));
-      if (!bytes.has_value() || __builtin_add_overflow(end, *bytes, &info.end)) {
+      if (__builtin_add_overflow(end, info.end, &info.end)) {
         return absl::InvalidArgumentError(
             str_cat("'", path, "': \"", info.name, "\" is too large"));
       }
@@ -312,7 +322,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
         str_cat("'", path, "': a name that is no UTF-8: ", std::string_view(error.what())));
   }
   text += text.empty() ? "{}" : "}";
-  text.resize((text.size() + 7) / 8 * 8, ' ');
+  constexpr auto kPage = static_cast<size_t>(kFilePage);
+  text.resize((8 + text.size() + kPage - 1) / kPage * kPage - 8, ' ');
   if (static_cast<int64_t>(text.size()) > kMostSafetensorsHeaderBytes) {
     return absl::InvalidArgumentError(str_cat("'", path, "': a header of ", text.size(),
                                               " bytes; wanted at most ",

@@ -80,8 +80,11 @@ class SafetensorsFile {
                     void* out) const;
   // Whole, with the XXH3 of its bytes.
   absl::Status read(const StoredTensor& info, void* out, uint64_t* out_checksum) const;
-  // It is read soon: the system may begin.
-  void will_need(const StoredTensor& info) const;
+  // `size` of its bytes, from `begin` on: ReadableFile::read_past_cache_at().
+  absl::Status read_bytes(const StoredTensor& info, int64_t begin, int64_t size, void* out) const;
+  int64_t offset(const StoredTensor& info) const {
+    return data_begin_ + info.begin;
+  }  // in the file
   // Where it lies in the mapped file, as long as this lives; null if the file cannot be mapped. Not
   // aligned to its elements in files that do not care.
   const std::byte* mapped(const StoredTensor& info) const;
@@ -103,8 +106,9 @@ class SafetensorsFile {
 //   (*writer)->finish();                                             // all there, and on the disk
 class SafetensorsWriter {
  public:
-  // begin and end of `tensors` are worked out. They are written those with the largest elements first,
-  // so that each lies aligned; else in the order that is given. The file must not be there.
+  // begin and end of `tensors` are worked out. Those of whole pages (kFilePage) come first and lie in such,
+  // then those with the largest elements, so that each lies aligned; else in the order that is given. The file
+  // must not be there.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> create(
       const std::string& path, std::vector<StoredTensor> tensors,
       const std::map<std::string, std::string>& metadata = {},

@@ -7,7 +7,6 @@
 #endif
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "ATen/Parallel.h"
@@ -36,17 +35,6 @@ StagingMemory::~StagingMemory() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
 }
 
-void StagingMemory::populate(const std::atomic<bool>& stop) const {
-#ifdef MADV_POPULATE_WRITE
-  constexpr int64_t kSome = int64_t{8} << 20;
-  for (int64_t at = 0; at < size_ && !stop; at += kSome) {
-    if (madvise(data_ + at, static_cast<size_t>(std::min(kSome, size_ - at)),
-                MADV_POPULATE_WRITE) != 0)
-      return;
-  }
-#endif
-}
-
 std::shared_ptr<StagingMemory> StagingMemory::of(int64_t bytes,
                                                  std::shared_ptr<StagingMemory> memory,
                                                  int64_t owners) {
@@ -58,18 +46,35 @@ std::shared_ptr<StagingMemory> StagingMemory::of(int64_t bytes,
   return std::make_shared<StagingMemory>(bytes);
 }
 
-void* StagingMemory::take(int64_t bytes) {
+void* StagingMemory::take(int64_t bytes, int64_t place) {
   TORCH_INTERNAL_ASSERT(padded(bytes) <= size_ - taken_);
-  void* const data = data_ + taken_;
+  int64_t skipped = 0;
+  if (bytes >= kFilePage && place % kAlignment == 0) {
+    skipped = (place - taken_) % kFilePage;  // data_ begins a page
+    if (skipped < 0) skipped += kFilePage;
+  }
+  void* const data = data_ + taken_ + skipped;
   taken_ += padded(bytes);
   return data;
 }
 
+void populate_pages(void* data, int64_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  const auto begin = reinterpret_cast<uintptr_t>(data) / kFilePage * kFilePage;
+  const auto end = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes);
+  (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+#else
+  (void)data;
+  (void)bytes;
+#endif
+}
+
 at::Tensor take_tensor(const std::shared_ptr<StagingMemory>& memory, at::IntArrayRef sizes,
-                       at::ScalarType dtype) {
+                       at::ScalarType dtype, int64_t place) {
   const int64_t bytes =
       c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
-  return at::from_blob(memory->take(bytes), sizes, [memory](void*) {}, at::TensorOptions(dtype));
+  return at::from_blob(
+      memory->take(bytes, place), sizes, [memory](void*) {}, at::TensorOptions(dtype));
 }
 
 namespace {

@@ -1,12 +1,12 @@
 // Memory for many bytes that soon go: a copy that is saved, what is read and not yet applied. Internal to modules/checkpoint/.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
 #include "ATen/core/TensorBody.h"
+#include "shardweave/modules/checkpoint/file_system.h"
 
 namespace shardweave::checkpoint_internal {
 
@@ -27,16 +27,13 @@ class StagingMemory {
   static std::shared_ptr<StagingMemory> of(int64_t bytes, std::shared_ptr<StagingMemory> memory,
                                            int64_t owners = 1);
 
-  // Has the system bring the pages of all of it, a few at a time, until it is told to stop: on a thread of its
-  // own, before they are written to, which then takes half the time. Nothing where the system cannot.
-  void populate(const std::atomic<bool>& stop) const;
-
-  // What a part of so many bytes takes of it.
+  // What a part of so many bytes takes of it, at most.
   static int64_t padded(int64_t bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment + (bytes < kFilePage ? 0 : kFilePage);
   }
-  // The next `bytes`, of which there are enough.
-  void* take(int64_t bytes);
+  // The next `bytes`, of which there are enough. `place`: where in its page that begins, if it is as long as
+  // a page; a multiple of kAlignment, or it is not heeded.
+  void* take(int64_t bytes, int64_t place = 0);
 
  private:
   const int64_t size_;
@@ -46,7 +43,11 @@ class StagingMemory {
 
 // The next of it as a tensor, which keeps all of it alive.
 at::Tensor take_tensor(const std::shared_ptr<StagingMemory>& memory, at::IntArrayRef sizes,
-                       at::ScalarType dtype);
+                       at::ScalarType dtype, int64_t place = 0);
+
+// Has the system bring these pages before they are written to, which takes it half the time of bringing each as
+// it is met. Nothing where the system cannot. They may be written to meanwhile.
+void populate_pages(void* data, int64_t bytes);
 
 // to.copy_(from); what is large past the cache, which training wants for itself.
 void copy_staged(const at::Tensor& to, const at::Tensor& from, bool use_threads = true);
