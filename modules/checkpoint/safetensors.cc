@@ -27,6 +27,8 @@ constexpr std::array<std::string_view, kNumDTypes> kNames = {
 // mapping: where the disk fails or the file shrinks, who touches that dies.
 constexpr int64_t kShortRun = 64, kMostTogether = 1 << 20;
 
+constexpr int64_t kLargeFile = 1 << 20;  // of which a page more is nothing
+
 constexpr int64_t kPiece = 1 << 20;  // of what is read or written, and summed up
 
 absl::Status in_file(const std::string& path, const absl::Status& status) {
@@ -288,12 +290,14 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
     info.begin = 0;
     info.end = *bytes;
   }
-  std::stable_sort(
-      tensors.begin(), tensors.end(), [](const StoredTensor& a, const StoredTensor& b) {
-        const bool a_is_odd = a.end % kFilePage != 0, b_is_odd = b.end % kFilePage != 0;
-        if (a_is_odd != b_is_odd) return b_is_odd;
-        return element_size(a.dtype) > element_size(b.dtype);
-      });
+  const auto has_whole_pages = [](const StoredTensor& info) {
+    return info.end > 0 && info.end % kFilePage == 0;
+  };
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [&](const StoredTensor& a, const StoredTensor& b) {
+                     if (has_whole_pages(a) != has_whole_pages(b)) return has_whole_pages(a);
+                     return element_size(a.dtype) > element_size(b.dtype);
+                   });
   int64_t end = 0;
   // Put together here: an ordered_json looks through all of its keys for each.
   const auto add = [&](const std::string& key, const nlohmann::ordered_json& value) {
@@ -322,8 +326,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
         str_cat("'", path, "': a name that is no UTF-8: ", std::string_view(error.what())));
   }
   text += text.empty() ? "{}" : "}";
-  constexpr auto kPage = static_cast<size_t>(kFilePage);
-  text.resize((8 + text.size() + kPage - 1) / kPage * kPage - 8, ' ');
+  const auto multiple = static_cast<size_t>(end < kLargeFile ? 8 : kFilePage);
+  text.resize((8 + text.size() + multiple - 1) / multiple * multiple - 8, ' ');
   if (static_cast<int64_t>(text.size()) > kMostSafetensorsHeaderBytes) {
     return absl::InvalidArgumentError(str_cat("'", path, "': a header of ", text.size(),
                                               " bytes; wanted at most ",
