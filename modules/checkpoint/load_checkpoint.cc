@@ -236,8 +236,9 @@ class Reader {
       if (target->is_number) continue;
       (target->late == 0 ? bytes : late_bytes) += StagingMemory::padded(bytes_of(*target));
     }
-    memory_ = StagingMemory::of(bytes, std::move(memory), /*owners=*/2);
-    late_memory_ = std::make_shared<StagingMemory>(late_bytes);
+    memory_ =
+        StagingMemory::of(bytes, StagingMemory::Pages::kUsual, std::move(memory), /*owners=*/2);
+    late_memory_ = std::make_shared<StagingMemory>(late_bytes, StagingMemory::Pages::kUsual);
     std::vector<ReadAhead::Read> ahead;
     for (Target* target : targets) {
       absl::Status status = plan(*target, ahead);

@@ -18,8 +18,8 @@ class ReadAhead {
  public:
   using Read = std::function<absl::Status()>;
 
-  static constexpr size_t kThreads =
-      4;  // one waits for pages, one for the disk, and two have asked it
+  // Some wait for pages, and the disk is to have enough to do.
+  static constexpr size_t kThreads = 6;
 
   // Without threads, if the system gives none, wait_for() does the reads.
   explicit ReadAhead(std::vector<Read> reads);

@@ -238,7 +238,7 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
     bytes += StagingMemory::padded(static_cast<int64_t>(parts.back().nbytes()));
   }
   if (memory != nullptr) {
-    *memory = StagingMemory::of(bytes, std::move(*memory));
+    *memory = StagingMemory::of(bytes, StagingMemory::Pages::kHuge, std::move(*memory));
     for (size_t i = 0; i < parts.size(); ++i) {
       const StateTensor& one = tensors[places[i]];
       at::Tensor copy = take_tensor(*memory, parts[i].sizes(), parts[i].scalar_type());

@@ -18,7 +18,7 @@
 
 namespace shardweave::checkpoint_internal {
 
-StagingMemory::StagingMemory(int64_t bytes) : size_(bytes) {
+StagingMemory::StagingMemory(int64_t bytes, Pages pages) : size_(bytes) {
   if (bytes == 0) return;
   void* const data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -26,8 +26,7 @@ StagingMemory::StagingMemory(int64_t bytes) : size_(bytes) {
     throw Error(
         absl::ResourceExhaustedError(str_cat("no memory for ", bytes, " bytes of a checkpoint")));
   }
-  // A fault brings 2 MB instead of 4 KB, where the system has such pages to give.
-  (void)madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  if (pages == Pages::kHuge) (void)madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
   data_ = static_cast<char*>(data);
 }
 
@@ -35,7 +34,7 @@ StagingMemory::~StagingMemory() {
   if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
 }
 
-std::shared_ptr<StagingMemory> StagingMemory::of(int64_t bytes,
+std::shared_ptr<StagingMemory> StagingMemory::of(int64_t bytes, Pages pages,
                                                  std::shared_ptr<StagingMemory> memory,
                                                  int64_t owners) {
   if (memory != nullptr && memory.use_count() == owners && memory->size_ >= bytes) {
@@ -43,7 +42,7 @@ std::shared_ptr<StagingMemory> StagingMemory::of(int64_t bytes,
     return memory;
   }
   memory.reset();  // before there is more of it
-  return std::make_shared<StagingMemory>(bytes);
+  return std::make_shared<StagingMemory>(bytes, pages);
 }
 
 void* StagingMemory::take(int64_t bytes, int64_t place) {

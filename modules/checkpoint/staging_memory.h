@@ -16,15 +16,20 @@ class StagingMemory {
  public:
   static constexpr int64_t kAlignment = 64;  // of what take() returns
 
+  // What is used again is faster of huge pages. What is used once is not: where the system's cache has filled
+  // the memory, making room for one takes longer than bringing 512 small ones.
+  enum class Pages : uint8_t { kUsual, kHuge };
+
   // Throws Error (ResourceExhausted).
-  explicit StagingMemory(int64_t bytes);
+  StagingMemory(int64_t bytes, Pages pages);
   ~StagingMemory();
   StagingMemory(const StagingMemory&) = delete;
   StagingMemory& operator=(const StagingMemory&) = delete;
 
   // `memory`, all of it free again, if it has so many bytes and no part of it is in use; or else new memory.
   // `owners`: who keep it without using it.
-  static std::shared_ptr<StagingMemory> of(int64_t bytes, std::shared_ptr<StagingMemory> memory,
+  static std::shared_ptr<StagingMemory> of(int64_t bytes, Pages pages,
+                                           std::shared_ptr<StagingMemory> memory,
                                            int64_t owners = 1);
 
   // What a part of so many bytes takes of it, at most.
