@@ -2363,7 +2363,7 @@ typedef struct swv_load_options {
   swv_bool allow_unexpected; /* what the state has not is no error */
   swv_bool cast;             /* another floating-point type is converted, not refused */
   swv_bool verify;           /* every byte of every file is compared with its checksum first; else
-                                those of pieces that a rank reads whole */
+                                every byte that is loaded, while it is */
 } swv_load_options;
 #define SWV_LOAD_OPTIONS_INIT {SWV_SIZE_TO(swv_load_options, verify), 0, 0, 0, 0}
 

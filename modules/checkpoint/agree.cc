@@ -67,6 +67,12 @@ absl::Status agree(Communicator& comm, const absl::Status& mine, absl::Duration 
   return absl::InternalError("a rank has failed and says nothing of it");
 }
 
+absl::Status add_up(Communicator& comm, std::vector<uint64_t>& numbers, absl::Duration timeout) {
+  if (numbers.empty()) return absl::OkStatus();
+  const Buffer all = Buffer::of(numbers.data(), static_cast<int64_t>(numbers.size()));
+  return comm.all_reduce(all, all, ReduceOp::kSum, call(timeout)).wait();
+}
+
 absl::Status status_of(absl::FunctionRef<absl::Status()> work) {
   try {
     return work();

@@ -22,6 +22,9 @@ absl::StatusOr<std::vector<std::string>> exchange(Communicator& comm, const std:
 // OK if all ranks are; else, on all of them, the error of the first that is not: "rank 3: ...".
 absl::Status agree(Communicator& comm, const absl::Status& mine, absl::Duration timeout);
 
+// Each number becomes the sum of all ranks' (modulo 2^64).
+absl::Status add_up(Communicator& comm, std::vector<uint64_t>& numbers, absl::Duration timeout);
+
 // `work`, whose exceptions become its status: what one rank throws all are told.
 absl::Status status_of(absl::FunctionRef<absl::Status()> work);
 

@@ -134,6 +134,11 @@ absl::StatusOr<std::shared_ptr<SafetensorsFile>> open_checkpoint_file(
     return absl::InternalError(str_cat("the manifest has no file '", name, "'"));
   }
   if (!file.ok()) {
+    // NotFound would say that there is no checkpoint, and a run would begin anew.
+    if (absl::IsNotFound(file.status())) {
+      return absl::DataLossError(str_cat("'", path, "' is not there, and the manifest names it: ",
+                                         std::string(file.status().message())));
+    }
     // Cut short is the likelier reason for a header that does not fit.
     if (absl::IsInvalidArgument(file.status())) {
       if (fs == nullptr) fs = posix_file_system();
@@ -171,6 +176,12 @@ absl::StatusOr<Manifest> parse_manifest_file(std::string_view text) {
   absl::StatusOr<Manifest> manifest = Manifest::parse(text);
   if (manifest.ok() && !has_its_checksum(text)) {
     return absl::DataLossError("it is not as it was written: its \"xxh3\" is that of another text");
+  }
+  // A later version may end otherwise. Else what is no JSON, or has not its end, has lost it.
+  if (absl::IsInvalidArgument(manifest.status()) && !has_its_checksum(text) &&
+      text.substr(0, 2) == "{\n") {
+    return absl::DataLossError(str_cat("it is cut short, or not as it was written: ",
+                                       std::string(manifest.status().message())));
   }
   return manifest;
 }

@@ -43,8 +43,8 @@ absl::StatusOr<std::string> find_checkpoint(const std::string& path, FileSystem*
 absl::StatusOr<Manifest> read_manifest(const std::string& checkpoint, FileSystem* fs = nullptr,
                                        std::string* out_text = nullptr);
 
-// The file of a checkpoint, opened, of the size that the manifest says. Errors name it: NotFound,
-// DataLoss for one that is shorter or longer, FailedPrecondition for a symbolic link, InvalidArgument
+// The file of a checkpoint, opened, of the size that the manifest says. Errors name it: DataLoss
+// for one that is gone, shorter or longer, FailedPrecondition for a symbolic link, InvalidArgument
 // for one that does not have the pieces that it should.
 absl::StatusOr<std::shared_ptr<SafetensorsFile>> open_checkpoint_file(
     const std::string& checkpoint, const Manifest& manifest, const std::string& name,
@@ -65,7 +65,7 @@ constexpr char kLockName[] = "lock";
 absl::Status verify_files(const std::string& checkpoint, const Manifest& manifest,
                           const std::shared_ptr<FileSystem>& fs, int64_t rank, int64_t num_ranks);
 // What the file is to say, and does: as Manifest::parse(), and DataLoss if it has changed since it was
-// written.
+// written, or is cut short.
 absl::StatusOr<Manifest> parse_manifest_file(std::string_view text);
 // Removes what saves have begun and not ended. Of whoever holds the lock.
 absl::Status remove_leftovers(FileSystem& fs, const std::string& directory);

@@ -2,13 +2,16 @@
 // as if nothing had been.
 #include "shardweave/modules/checkpoint/checkpointer.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <mutex>
+#include <set>
 
 #include "ATen/ops/_neg_view.h"
 #include "gmock/gmock.h"
@@ -502,6 +505,175 @@ absl::Status failure(const Mesh& dims, const std::string& directory,
   return statuses.at(0);
 }
 
+// The bytes of a file, one of which is another meanwhile.
+class Flipped {
+ public:
+  Flipped(const std::string& path, int64_t at) : path_(path), at_(at) { flip(); }
+  ~Flipped() { flip(); }
+
+ private:
+  void flip() const {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at_);
+    const int byte = file.get();
+    file.seekp(at_);
+    file.put(static_cast<char>(byte ^ 1));
+  }
+  const std::string path_;
+  const int64_t at_;
+};
+
+// What ranks cut anew, none of them reads whole.
+TEST(CheckpointTest, ADamagedByteIsFoundHoweverRanksCut) {
+  const std::string directory = new_directory("flipped");
+  for (const int64_t step : {1, 2}) {
+    on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+      StateDict state;
+      state.add_tensor("f32", randn({7, 5}, mesh, {Shard(0), Shard(1)}));
+      state.add_tensor("f64", randn({6, 3}, mesh, {Replicate(), Shard(0)}).to(at::kDouble));
+      state.add_tensor("bf16", randn({3, 5, 2}, mesh, {Shard(1), Replicate()}).to(at::kBFloat16));
+      state.add_tensor("u8", randn({11}, mesh, {Shard(0), Shard(0)}).abs().to(at::kByte));
+      save_checkpoint(directory, step, state, mesh);
+    });
+  }
+  const std::string path = directory + "/step-000002";
+  const Manifest manifest = *read_manifest(path);
+  const auto load_on = [&](const std::vector<MeshDim>& named, const Placements& placements) {
+    std::mutex mutex;
+    std::set<std::string> messages;
+    on_mesh(named, [&](const MeshPtr& mesh) {
+      StateDict state;
+      std::vector<at::Tensor> all;
+      for (const auto& [name, saved] : manifest.tensors) {
+        const at::IntArrayRef sizes(saved.shape.data(), saved.shape.size());
+        all.push_back(
+            distribute_tensor(at::zeros(sizes, scalar_type_of(saved.dtype)), mesh, placements));
+        state.add_tensor(name, all.back());
+      }
+      std::string message;
+      try {
+        load_checkpoint(directory, state, mesh);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), absl::StatusCode::kDataLoss) << error.what();
+        message = error.status().message();
+        for (const at::Tensor& each : all)
+          EXPECT_EQ(full_tensor(each).count_nonzero().item<int64_t>(), 0);
+      }
+      const std::lock_guard lock(mutex);
+      messages.insert(message);
+    });
+    EXPECT_EQ(messages.size(), 1) << "ranks say different things";
+    return *messages.begin();
+  };
+  const std::vector<std::pair<std::vector<MeshDim>, Placements>> ways = {
+      {{{"dp", 3}}, {Shard(0)}},
+      {{{"dp", 2}, {"tp", 2}}, {Replicate(), Shard(0)}},
+      {{{"dp", 2}, {"tp", 3}}, {Shard(0), Shard(0)}},
+      {{{"dp", 1}}, {Replicate()}}};
+  int cut = 0;
+  for (const auto& [named, placements] : ways) {
+    EXPECT_EQ(load_on(named, placements), "");
+    for (const auto& [name, saved] : manifest.tensors) {
+      for (const SavedPiece& piece : saved.pieces) {
+        const auto file = SafetensorsFile::open(path + "/" + piece.file);
+        const StoredTensor* info = (*file)->find(piece_name(name, saved.shape, piece.box));
+        const Flipped flipped(path + "/" + piece.file,
+                              (*file)->offset(*info) + (info->end - info->begin) / 2);
+        const std::string message = load_on(named, placements);
+        EXPECT_THAT(message, HasSubstr(name));
+        EXPECT_THAT(message, HasSubstr(piece.file));
+        EXPECT_THAT(message, HasSubstr("'step-000001' beside it is the newest of those before it"));
+        cut += static_cast<int>(message.find("read in parts from") != std::string::npos);
+      }
+    }
+  }
+  EXPECT_GT(cut, 10);
+}
+
+TEST(CheckpointTest, ManifestsWithoutSumsAreRead) {
+  const std::string directory = new_directory("no_sums");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    state.add_tensor("w", randn({7, 5}, mesh, {Shard(0)}));
+    save_checkpoint(directory, 1, state, mesh);
+  });
+  const std::string path = directory + "/step-000001";
+  Manifest manifest = *read_manifest(path);
+  for (SavedPiece& piece : manifest.tensors.begin()->second.pieces) {
+    EXPECT_TRUE(piece.sum.has_value());
+    piece.sum.reset();
+  }
+  const std::string text = manifest.to_json();
+  EXPECT_THAT(text, Not(HasSubstr("\"sum\"")));
+  std::ofstream(path + "/manifest.json") << text;
+  on_mesh({{"dp", 3}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    const at::Tensor w = distribute_tensor(at::zeros({7, 5}), mesh, {Shard(0)});
+    state.add_tensor("w", w);
+    load_checkpoint(directory, state, mesh);
+    EXPECT_GT(full_tensor(w).count_nonzero().item<int64_t>(), 30);
+  });
+}
+
+// Of several chunks, some of which begin and end within pages, and from a file that is in no cache.
+TEST(CheckpointTest, LargeTensorsComeAsTheyWere) {
+  const std::string directory = new_directory("large");
+  const auto values = [](int64_t rows) {
+    return at::arange(rows * 1021, at::kInt).view({rows, 1021});
+  };
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state;
+    state.add_tensor("odd", distribute_tensor(values(2053), mesh, {Shard(0)}));
+    state.add_tensor("pages", distribute_tensor(values(2048), mesh, {Shard(0)}));
+    state.add_tensor("small", distribute_tensor(values(3), mesh, {Shard(0)}));
+    save_checkpoint(directory, 1, state, mesh);
+  });
+  for (const bool in_cache : {true, false}) {
+    if (!in_cache) {
+      for (const auto& entry : fs::directory_iterator(directory + "/step-000001")) {
+        const int file = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+        EXPECT_EQ(::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
+        ::close(file);
+      }
+    }
+    for (const int64_t ranks : {2, 3}) {
+      on_mesh({{"dp", ranks}}, [&](const MeshPtr& mesh) {
+        StateDict state;
+        std::map<std::string, std::pair<int64_t, at::Tensor>> all;
+        for (const auto& [name, rows] : {std::pair{"odd", 2053}, {"pages", 2048}, {"small", 3}}) {
+          const at::Tensor w =
+              distribute_tensor(at::zeros({rows, 1021}, at::kInt), mesh, {Shard(0)});
+          all[name] = {rows, w};
+          state.add_tensor(name, w);
+        }
+        load_checkpoint(directory, state, mesh);
+        for (const auto& [name, rows_and_w] : all) {
+          const auto& [rows, w] = rows_and_w;
+          EXPECT_TRUE(at::equal(full_tensor(w), values(rows))) << name << " on " << ranks;
+        }
+      });
+    }
+  }
+}
+
+TEST(CheckpointTest, APrefixOfNothingIsAnErrorWhateverMayBeMissing) {
+  const std::string directory = new_directory("prefix");
+  on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+    StateDict state, other;
+    state.add_tensor("model.w", randn({3}, mesh, {Shard(0)}));
+    save_checkpoint(directory, 1, state, mesh);
+    other.add_tensor("modle.w", randn({3}, mesh, {Shard(0)}));
+    try {
+      load_checkpoint(directory, other, mesh, {.allow_missing = true, .allow_unexpected = true});
+      ADD_FAILURE() << "loaded";
+    } catch (const Error& error) {
+      EXPECT_THAT(
+          std::string(error.what()),
+          HasSubstr("has none of the 1 tensors that are wanted, such as modle.w; it has model.w"));
+    }
+  });
+}
+
 TEST(CheckpointTest, BadFilesAreErrorsOnAllRanksBeforeAnythingIsApplied) {
   const std::string directory = new_directory("bad_files");
   const std::string path = directory + "/step-000001";
@@ -532,7 +704,8 @@ TEST(CheckpointTest, BadFilesAreErrorsOnAllRanksBeforeAnythingIsApplied) {
     file.put('\x7f');
   };
   using enum absl::StatusCode;
-  fails([&] { fs::remove(second); }, kNotFound, "rank-00001.safetensors");
+  fails([&] { fs::remove(second); }, kDataLoss,
+        "rank-00001.safetensors' is not there, and the manifest names it");
   fails([&] { fs::resize_file(second, fs::file_size(second) - 1); }, kDataLoss,
         "the manifest says");
   fails([&] { fs::resize_file(second, 3); }, kDataLoss, "the manifest says");

@@ -68,8 +68,9 @@ struct LoadOptions {
   bool allow_unexpected = false;
   // Another floating-point dtype is converted instead of refused.
   bool cast = false;
-  // Every byte of every file is compared with its checksum first (ranks share them out). Without it
-  // the checksums of pieces that a rank reads whole are: all of them on the mesh that saved.
+  // Every byte of every file is compared with its checksum first (ranks share them out). Without it every byte
+  // that is loaded is, too: what ranks cut anew by a sum that adds up over them. But only with it is what is
+  // wrong known before the first byte is read.
   bool verify = false;
   std::shared_ptr<FileSystem> file_system = {};
 };
@@ -144,10 +145,10 @@ class Checkpointer {
 // `path`: a checkpoint, or a directory of them: then that of the highest step. Writes the values to where
 // the state's tensors lie: gradients stay, views see it.
 //
-// Throws Error before anything is changed, on all ranks: NotFound without a checkpoint, or if a file
-// is gone; InvalidArgument for a state that is another one, with all of what is missing, unexpected,
+// Throws Error before anything is changed, on all ranks: NotFound without a checkpoint (and
+// for nothing else: a run may begin anew); InvalidArgument for a state that is another one, with all of what is missing, unexpected,
 // of another shape or dtype in one message, and for files that are foreign; DataLoss for a file that
-// is cut short, or has another checksum; FailedPrecondition for a symbolic link in the checkpoint.
+// is gone or cut short, or has another checksum, which says what older checkpoint there is; FailedPrecondition for a symbolic link in the checkpoint.
 // Needs memory for the tensors that it loads, a second time.
 LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, const MeshPtr& mesh,
                                  const LoadOptions& options = {},

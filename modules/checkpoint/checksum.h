@@ -14,6 +14,9 @@
 #include <string>
 #include <string_view>
 
+#include "shardweave/comm/buffer.h"
+#include "shardweave/modules/checkpoint/box.h"
+
 namespace shardweave::checkpoint_internal {
 
 class Checksum {
@@ -31,6 +34,12 @@ class Checksum {
 };
 
 uint64_t checksum_of(const void* data, size_t size);
+
+// A checksum of a tensor's elements that adds up (modulo 2^64), however the tensor is cut: each element times an
+// odd number that is its place's. Any change of 32 bits changes it. `common`, which lies in a row-major
+// array at `data` that holds the box `held`, both of a tensor of `shape`.
+uint64_t element_sum(const void* data, DType dtype, const Box& common, const Box& held,
+                     const Dims& shape);
 std::string to_hex(uint64_t value);  // 16 digits
 std::optional<uint64_t> from_hex(std::string_view text);
 

@@ -51,6 +51,7 @@ struct Target {
   const SavedTensor* saved = nullptr;
   std::string saved_name;
   at::Tensor staged;  // this rank's part, of the saved dtype
+  uint64_t sum = 0;   // its share of the sum of all elements: see compare_sums()
 };
 
 std::vector<Target> targets_of(const StateDict& state, const std::vector<LateTensors>& all_late) {
@@ -213,6 +214,14 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
   if (!wrong.empty()) {
     return absl::InvalidArgumentError(str_cat("'", result.path, "' is of another state: ", wrong));
   }
+  const bool has_none = std::none_of(targets.begin(), targets.end(),
+                                     [](const Target& target) { return target.saved != nullptr; });
+  if (has_none && !targets.empty() && !manifest.tensors.empty()) {
+    return absl::InvalidArgumentError(
+        str_cat("'", result.path, "' has none of the ", targets.size(),
+                " tensors that are wanted, such as ", targets[0].name, "; it has ",
+                manifest.tensors.begin()->first, " and others: is the prefix another?"));
+  }
   // Half of an optimizer's state is none.
   for (Target& target : targets) {
     if (target.late > 0 && is_incomplete[target.late - 1]) target.saved = nullptr;
@@ -220,6 +229,20 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
   result.missing = std::move(missing);
   result.unexpected = std::move(unexpected);
   return absl::OkStatus();
+}
+
+// For a checkpoint that is damaged, one of several in a directory: where else a run could go on.
+absl::Status with_way_on(absl::Status status, const std::string& checkpoint, FileSystem& fs) {
+  const size_t slash = checkpoint.find_last_of('/');
+  if (!absl::IsDataLoss(status) || slash == std::string::npos) return status;
+  const std::optional<int64_t> step = checkpoint_step(checkpoint.substr(slash + 1));
+  const auto steps = list_checkpoints(checkpoint.substr(0, slash), &fs);
+  if (!step.has_value() || !steps.ok()) return status;
+  const auto its = std::lower_bound(steps->begin(), steps->end(), *step);
+  if (its == steps->begin()) return status;
+  return absl::Status(status.code(),
+                      str_cat(std::string(status.message()), "; '", checkpoint_name(*(its - 1)),
+                              "' beside it is the newest of those before it"));
 }
 
 // Reads this rank's parts of all targets. begin() says what is wrong with the files before a byte of a tensor
@@ -249,10 +272,15 @@ class Reader {
   }
 
   // Until the target's `staged` has this rank's part of it, as it lies in a contiguous tensor.
-  absl::Status finish(const Target& target) {
+  absl::Status finish(Target& target) {
+    const bool is_counted = counts(target);
     for (const PieceRead& read : reads_[&target]) {
       absl::Status status = finish(target, read);
       if (!status.ok()) return status;
+      if (!is_counted || !read.piece->sum.has_value()) continue;
+      target.sum += read.is_whole() ? *read.piece->sum
+                                    : element_sum(target.staged.const_data_ptr(), read.info->dtype,
+                                                  read.common, read.local, target.saved->shape);
     }
     return absl::OkStatus();
   }
@@ -294,6 +322,16 @@ class Reader {
   }
   static int64_t bytes_of(const Target& target) {
     return whole_box(local_shape_of(target)).numel() * element_size(target.saved->dtype);
+  }
+  // Whether this rank is the one, of those that hold the same, whose elements are summed up.
+  static bool counts(const Target& target) {
+    if (!target.like.defined() || !is_dtensor(target.like)) return false;
+    const DTensorMeta& meta = meta_of(target.like);
+    const Placements& placements = meta.spec->layout.placements();
+    for (size_t d = 0; d < placements.size(); ++d) {
+      if (placements[d].is_replicate() && meta.context->coordinate()[d] != 0) return false;
+    }
+    return true;
   }
   // Of the whole, what this rank keeps of it.
   static std::vector<LocalBox> held_of(const Target& target) {
@@ -435,6 +473,38 @@ class Reader {
   std::optional<ReadAhead> ahead_;  // ends before what it reads to
 };
 
+// What ranks have read of a piece in parts no rank can compare with the checksum of all of it. But sums of
+// elements add up. DataLoss on all ranks. Collective.
+absl::Status compare_sums(Communicator& comm, const std::vector<Target*>& targets,
+                          const std::string& path, absl::Duration timeout) {
+  std::vector<uint64_t> sums, wanted;
+  std::vector<const Target*> compared;
+  for (const Target* target : targets) {
+    if (!target->like.defined() || !is_dtensor(target->like)) continue;  // read whole
+    uint64_t all = 0;
+    bool has_all = true;
+    for (const SavedPiece& piece : target->saved->pieces) {
+      has_all = has_all && piece.sum.has_value();
+      all += piece.sum.value_or(0);
+    }
+    if (!has_all) continue;
+    sums.push_back(target->sum);
+    wanted.push_back(all);
+    compared.push_back(target);
+  }
+  absl::Status status = add_up(comm, sums, timeout);
+  for (size_t i = 0; status.ok() && i < sums.size(); ++i) {
+    if (sums[i] == wanted[i]) continue;
+    std::set<std::string> files;
+    for (const SavedPiece& piece : compared[i]->saved->pieces) files.insert(piece.file);
+    status = absl::DataLossError(str_cat(
+        "'", path, "': the elements of \"", compared[i]->saved_name, "\", read in parts from ",
+        absl::StrJoin(files, ", "), ", have the sum ", to_hex(sums[i]), "; the manifest says ",
+        to_hex(wanted[i]), " (`shardweave ckpt fsck`, or loading with verify, names the file)"));
+  }
+  return status;
+}
+
 // "step" is a whole number, whatever dtype it has.
 absl::Status check_number(Target& target) {
   if (!target.is_number || target.saved == nullptr) return absl::OkStatus();
@@ -573,7 +643,7 @@ LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict
         if (!its.ok()) return its.status();
         std::string text;
         const absl::StatusOr<Manifest> read = read_manifest(*its, fs.get(), &text);
-        if (!read.ok()) return read.status();
+        if (!read.ok()) return with_way_on(read.status(), *its, *fs);
         return str_cat(*its, std::string_view("\0", 1), text);
       },
       timeout);
@@ -590,25 +660,28 @@ LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict
 
   if (options.verify) {
     check(agree(comm, status_of([&] {
-                  return verify_files(result.path, *manifest, fs, comm.rank(), comm.size());
+                  return with_way_on(
+                      verify_files(result.path, *manifest, fs, comm.rank(), comm.size()),
+                      result.path, *fs);
                 }),
                 timeout));
   }
   std::optional<Reader> reader;
+  std::vector<Target*> wanted;
+  for (Target& target : targets) {
+    if (target.saved != nullptr) wanted.push_back(&target);
+  }
   const absl::Status read = status_of([&] {
     reader.emplace(result.path, *manifest, fs);
-    std::vector<Target*> wanted;
-    for (Target& target : targets) {
-      if (target.saved != nullptr) wanted.push_back(&target);
-    }
     absl::Status status = reader->begin(wanted, std::move(memory));
     for (size_t i = 0; i < wanted.size() && status.ok(); ++i) {
       status = reader->finish(*wanted[i]);
       if (status.ok()) status = check_number(*wanted[i]);
     }
-    return status;
+    return with_way_on(status, result.path, *fs);
   });
   check(agree(comm, read, timeout));
+  check(with_way_on(compare_sums(comm, wanted, result.path, timeout), result.path, *fs));
   // Only now, for it may be collective.
   Prepared prepared;
   check(agree(comm, status_of([&] { return prepare(late, targets, prepared); }), timeout));

@@ -27,7 +27,10 @@ Json to_list(const Dims& dims) {
 
 absl::StatusOr<SavedPiece> parse_piece(const JsonPath& path, const Json& json,
                                        const SavedTensor& tensor, const Manifest& manifest) {
-  absl::Status status = check_keys(path, json, {"file", "offset", "shape", "xxh3"});
+  std::vector<std::string> keys = {"file", "offset", "shape", "xxh3"};
+  const bool has_sum = json.is_object() && json.contains("sum");
+  if (has_sum) keys.emplace_back("sum");
+  absl::Status status = check_keys(path, json, keys);
   if (!status.ok()) return status;
   const auto at = [&](const char* key) {
     JsonPath place = path;
@@ -57,11 +60,16 @@ absl::StatusOr<SavedPiece> parse_piece(const JsonPath& path, const Json& json,
                       json["shape"]);
   }
   piece.box = {*offset, *shape};
-  const Json& xxh3 = json["xxh3"];
-  const std::optional<uint64_t> sum =
-      xxh3.is_string() ? from_hex(xxh3.get<std::string>()) : std::nullopt;
-  if (!sum.has_value()) return unexpected(at("xxh3"), "16 digits of base 16", xxh3);
-  piece.xxh3 = *sum;
+  const auto digits = [&](const char* key) {
+    const Json& text = json[key];
+    return text.is_string() ? from_hex(text.get<std::string>()) : std::nullopt;
+  };
+  const std::optional<uint64_t> xxh3 = digits("xxh3");
+  if (!xxh3.has_value()) return unexpected(at("xxh3"), "16 digits of base 16", json["xxh3"]);
+  piece.xxh3 = *xxh3;
+  if (!has_sum) return piece;
+  piece.sum = digits("sum");
+  if (!piece.sum.has_value()) return unexpected(at("sum"), "16 digits of base 16", json["sum"]);
   return piece;
 }
 
@@ -159,6 +167,7 @@ std::string Manifest::to_json() const {
                         {"offset", to_list(piece.box.offset)},
                         {"shape", to_list(piece.box.shape)},
                         {"xxh3", to_hex(piece.xxh3)}});
+      if (piece.sum.has_value()) pieces.back()["sum"] = to_hex(*piece.sum);
     }
     json["tensors"][name] = {{"dtype", std::string(safetensors_name(tensor.dtype))},
                              {"shape", to_list(tensor.shape)},

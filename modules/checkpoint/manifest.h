@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -27,6 +28,9 @@ struct SavedPiece {
   std::string file;
   Box box;
   uint64_t xxh3 = 0;  // of its bytes
+  // Of its elements, each with its place in the tensor: what is read of it in parts adds up to it.
+  // Nothing in manifests that were written before there was one.
+  std::optional<uint64_t> sum;
   friend bool operator==(const SavedPiece&, const SavedPiece&) = default;
 };
 

@@ -6,11 +6,13 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/modules/checkpoint/checksum.h"
 #include "shardweave/modules/checkpoint/save_plan.h"
 
 namespace shardweave {
 namespace {
 
+using checkpoint_internal::element_sum;
 using ::testing::HasSubstr;
 
 Layout layout(const char* text) {
@@ -48,6 +50,43 @@ TEST(BoxTest, LocalBoxesAreWhatRanksHold) {
         EXPECT_EQ(numel, local[0] * local[1]) << text;
       }
     }
+  }
+}
+
+TEST(ChecksumTest, SumsOfElementsAddUpHoweverTheyAreCut) {
+  std::mt19937 random(7);
+  const Dims shape = {5, 4, 3};
+  const Box whole = whole_box(shape);
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kU8}) {
+    std::vector<unsigned char> bytes(static_cast<size_t>(whole.numel() * element_size(dtype)));
+    for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
+    const auto sum = [&] { return element_sum(bytes.data(), dtype, whole, whole, shape); };
+    const uint64_t all = sum();
+    for (int64_t row = 0; row <= 5; ++row) {
+      for (int64_t column = 0; column <= 3; ++column) {
+        uint64_t parts = 0;
+        for (const Box& part :
+             {Box{{0, 0, 0}, {row, 4, column}}, Box{{row, 0, 0}, {5 - row, 4, column}},
+              Box{{0, 0, column}, {row, 4, 3 - column}},
+              Box{{row, 0, column}, {5 - row, 4, 3 - column}}}) {
+          if (part.numel() > 0) parts += element_sum(bytes.data(), dtype, part, whole, shape);
+        }
+        EXPECT_EQ(parts, all) << row << " " << column;
+      }
+    }
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      for (int bit = 0; bit < 8; ++bit) {
+        bytes[i] ^= static_cast<unsigned char>(1 << bit);
+        EXPECT_NE(sum(), all) << i << " " << bit;
+        bytes[i] ^= static_cast<unsigned char>(1 << bit);
+      }
+    }
+    // Signs of two: the highest bits of wide elements have their places, too.
+    for (size_t i : {size_t{0}, size_t{7}})
+      bytes[(i + 1) * static_cast<size_t>(element_size(dtype)) - 1] ^= 0x80;
+    EXPECT_NE(sum(), all);
+    std::reverse(bytes.begin(), bytes.end());
+    EXPECT_NE(sum(), all);
   }
 }
 

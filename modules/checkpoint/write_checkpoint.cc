@@ -19,10 +19,12 @@ std::string file_name(int64_t rank) {
   return str_cat("rank-", digits, ".safetensors");
 }
 
-// What rank 0 has to know of a rank's file: its bytes and checksum, and those of its pieces. Nothing of
-// a rank without pieces.
+// What rank 0 has to know of a rank's file: its bytes and its checksum, then of each piece its checksum and the sum
+// of its elements. Nothing of a rank without pieces.
 struct Written {
   std::vector<uint64_t> numbers;
+  uint64_t& xxh3(size_t piece) { return numbers.at(2 + 2 * piece); }
+  uint64_t& sum(size_t piece) { return numbers.at(3 + 2 * piece); }
   std::string to_bytes() const {
     std::string text(numbers.size() * sizeof(uint64_t), '\0');
     if (!numbers.empty()) std::memcpy(text.data(), numbers.data(), text.size());
@@ -61,13 +63,16 @@ absl::StatusOr<Written> write_part(const std::shared_ptr<FileSystem>& fs, SaveRe
   absl::StatusOr<std::unique_ptr<SafetensorsWriter>> writer = SafetensorsWriter::create(
       join_path(directory, file_name(rank)), std::move(infos), {{"format", "pt"}}, fs);
   if (!writer.ok()) return writer.status();
-  written.numbers.resize(2 + pieces.size());
+  written.numbers.resize(2 + 2 * pieces.size());
   for (const StoredTensor& info : (*writer)->tensors()) {
     const size_t k = places.at(info.name);
     const std::shared_ptr<const void> bytes = std::exchange(request.bytes[k], nullptr)();
     const int64_t size = info.end - info.begin;
-    absl::Status status = (*writer)->append(bytes.get(), size, &written.numbers[2 + k]);
+    absl::Status status = (*writer)->append(bytes.get(), size, &written.xxh3(k));
     if (!status.ok()) return status;
+    const PlannedPiece& piece = request.plan[pieces[k]];
+    written.sum(k) = element_sum(bytes.get(), info.dtype, piece.box, piece.box,
+                                 request.tensors[piece.tensor].shape);
   }
   absl::Status status = (*writer)->finish();
   if (!status.ok()) return status;
@@ -142,8 +147,9 @@ Manifest completed(SaveRequest& request, const std::vector<std::string>& reports
   }
   for (const PlannedPiece& piece : request.plan) {
     const auto rank = static_cast<size_t>(piece.rank);
+    const size_t k = next[rank]++;
     manifest.tensors[request.tensors[piece.tensor].name].pieces.push_back(
-        {file_name(piece.rank), piece.box, written[rank].numbers.at(2 + next[rank]++)});
+        {file_name(piece.rank), piece.box, written[rank].xxh3(k), written[rank].sum(k)});
   }
   return manifest;
 }

@@ -177,8 +177,7 @@ func AllowUnexpected() LoadOption { return func(o *c.Load) { o.AllowUnexpected =
 // WithCast converts another floating-point type.
 func WithCast() LoadOption { return func(o *c.Load) { o.Cast = true } }
 
-// WithVerification compares every byte of every file with its checksum first; else those of pieces that a rank reads
-// whole are.
+// WithVerification compares every byte of every file with its checksum first; else every byte that is loaded is, while it is.
 func WithVerification() LoadOption { return func(o *c.Load) { o.Verify = true } }
 
 func loadOptions(options []LoadOption) c.Load {

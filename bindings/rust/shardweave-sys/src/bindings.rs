@@ -3165,7 +3165,7 @@ pub struct swv_load_options {
     pub allow_unexpected: swv_bool,
     #[doc = " another floating-point type is converted, not refused"]
     pub cast: swv_bool,
-    #[doc = " every byte of every file is compared with its checksum first; else\nthose of pieces that a rank reads whole"]
+    #[doc = " every byte of every file is compared with its checksum first; else\nevery byte that is loaded, while it is"]
     pub verify: swv_bool,
 }
 extern "C" {

@@ -336,8 +336,8 @@ impl Checkpointer {
     }
 
     /// The newest checkpoint of the directory, in place; [`Code::NotFound`](crate::Code::NotFound) if
-    /// it has none, or if a file of it is gone: a run that begins or goes on asks [`find_checkpoint`]
-    /// first, whose `NotFound` is step 0. Collective.
+    /// it has none, and for nothing else: a run that begins or goes on takes it for step 0. A damaged
+    /// one is [`Code::DataLoss`](crate::Code::DataLoss). Collective.
     pub fn load(&mut self, state: &State) -> Result<Loaded> {
         self.load_with(state, &LoadOptions::new()).of("Checkpointer::load")
     }
@@ -376,8 +376,8 @@ impl LoadOptions {
         self
     }
 
-    /// Every byte of every file is compared with its checksum first; else those of pieces that a rank
-    /// reads whole.
+    /// Every byte of every file is compared with its checksum first; else every byte that is loaded,
+    /// while it is.
     pub fn verify(mut self, verify: bool) -> LoadOptions {
         self.verify = verify;
         self

@@ -89,6 +89,9 @@ impl Spawn {
 
     /// Runs `body` in a process per rank, and waits for all of them.
     ///
+    /// A signal to this process, which is none of the ranks, is not theirs: with a handler for SIGTERM
+    /// it goes on, and so do they. Tell them, by a signal to the process group.
+    ///
     /// The processes run the program from its beginning: what stands before this call, all of them
     /// do. A rank ends with the body; what stands after this call, only the first process does. A
     /// rank passes over calls that come before its own, with the results that they had; it starts
