@@ -554,8 +554,8 @@ TEST(CheckpointTest, ADamagedByteIsFoundHoweverRanksCut) {
       try {
         load_checkpoint(directory, state, mesh);
       } catch (const Error& error) {
-        EXPECT_EQ(error.code(), absl::StatusCode::kDataLoss) << error.what();
-        message = error.status().message();
+        EXPECT_EQ(error.status().code(), absl::StatusCode::kDataLoss) << error.what();
+        message = std::string(error.status().message());
         for (const at::Tensor& each : all)
           EXPECT_EQ(full_tensor(each).count_nonzero().item<int64_t>(), 0);
       }
