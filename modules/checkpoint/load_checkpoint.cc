@@ -214,13 +214,15 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
   if (!wrong.empty()) {
     return absl::InvalidArgumentError(str_cat("'", result.path, "' is of another state: ", wrong));
   }
+  const auto own = std::count_if(targets.begin(), targets.end(),
+                                 [](const Target& target) { return target.late == 0; });
   const bool has_none = std::none_of(targets.begin(), targets.end(),
                                      [](const Target& target) { return target.saved != nullptr; });
-  if (has_none && !targets.empty() && !manifest.tensors.empty()) {
-    return absl::InvalidArgumentError(
-        str_cat("'", result.path, "' has none of the ", targets.size(),
-                " tensors that are wanted, such as ", targets[0].name, "; it has ",
-                manifest.tensors.begin()->first, " and others: is the prefix another?"));
+  if (has_none && own > 0 && !manifest.tensors.empty()) {
+    return absl::InvalidArgumentError(str_cat("'", result.path, "' has none of the ", own,
+                                              " tensors that are wanted, such as ", targets[0].name,
+                                              "; it has ", manifest.tensors.begin()->first,
+                                              " and others: is the prefix another?"));
   }
   // Half of an optimizer's state is none.
   for (Target& target : targets) {
