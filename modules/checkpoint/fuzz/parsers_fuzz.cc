@@ -287,7 +287,7 @@ std::vector<Seed> seeds() {
       DType::kF32,
       {4, 4},
       {{"a", {{0, 0}, {2, 4}}, 1}, {"a", {{2, 0}, {2, 2}}, 2}, {"b", {{2, 2}, {2, 2}}, 3}}};
-  manifest.tensors["n"] = {DType::kI64, {}, {{"b", {{}, {}}, 4}}};
+  manifest.tensors["n"] = {DType::kI64, {}, {{"b", {{}, {}}, 4, 5}}};
   manifest.tensors["e"] = {DType::kI64, {0}, {}};
   manifest.aliases = {{"v", "w"}};
   manifest.without_state = {"optimizer.w."};
