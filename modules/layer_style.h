@@ -28,6 +28,10 @@ inline LayerStyle colwise_linear(int64_t parts = 1) {
 inline LayerStyle rowwise_linear(int64_t parts = 1) {
   return {StridedShard(-1, parts), {}, {}, {}};
 }
+// Whether a module with a matrix looks rows up in it: LibTorch's by their class, other libraries' and other languages'
+// by their names.
+bool is_embedding(const torch::nn::Module* module, std::string_view name);
+
 // Of a weight [words, features].
 inline LayerStyle colwise_embedding() {
   return {Shard(-1), {}, {}, {}};

@@ -123,15 +123,8 @@ bool is_leaf(const Node& node, int64_t weight_dims) {
 }
 
 bool is_embedding(const Node& node) {
-  if (!is_leaf(node, 2) || node.parameter("bias").defined()) return false;
-  if (dynamic_cast<const torch::nn::LinearImpl*>(node.module) != nullptr) return false;
-  if (dynamic_cast<const torch::nn::EmbeddingImpl*>(node.module) != nullptr ||
-      dynamic_cast<const torch::nn::EmbeddingBagImpl*>(node.module) != nullptr) {
-    return true;
-  }
-  // Other libraries' and other languages': by their names.
-  return node.name.find("emb") != std::string::npos || node.name == "wte" || node.name == "wpe" ||
-         (node.module != nullptr && node.module->name().find("Embedding") != std::string::npos);
+  return is_leaf(node, 2) && !node.parameter("bias").defined() &&
+         modules_internal::is_embedding(node.module, node.name);
 }
 
 bool is_linear(const Node& node) {

@@ -644,6 +644,46 @@ TEST(ParallelStyleTest, TiedWeights) {
                        {{{"tp", 2}}, {{"tp", 3}}});
 }
 
+// The head is a product with the embedding's weight, and what the style says of the embedding is not said of it.
+TEST(ParallelStyleTest, AHeadOfTheEmbeddingsWeightIsNoForwardOfIt) {
+  struct TiedImpl : nn::Module {
+    nn::Embedding table = register_module("table", nn::Embedding(12, 4));
+    TiedImpl() { to(at::kDouble); }
+    at::Tensor forward(const at::Tensor& tokens) {
+      return at::linear(table->forward(tokens).tanh(), table->weight);
+    }
+  };
+  using Tied = nn::ModuleHolder<TiedImpl>;
+  const Program<Tied> program = {
+      .make = [] { return Tied(); },
+      .inputs = {at::arange(8, at::kLong).view({2, 4})},
+      .forward = [](Tied& m, const auto& in) { return m->forward(in[0]); }};
+  for (const RowwiseParallel& style : {RowwiseParallel(), RowwiseParallel{.output = Shard(1)}}) {
+    trains_as_one_device(program, {{"table", style}}, {{{"tp", 2}}, {{"tp", 3}}});
+  }
+  on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
+    Tied model;
+    parallelize_module(*model, mesh, {{"table", RowwiseParallel()}});
+    const CommTrace trace(mesh);
+    const at::Tensor logits =
+        model->forward(distribute_tensor(program.inputs[0], mesh, {}, {.source = std::nullopt}));
+    EXPECT_EQ(layout_of(logits).to_string(), "[S(2)]");
+    EXPECT_COMMS(trace, {{"all_reduce", 1}});  // of what was looked up
+  });
+  // And the other way round.
+  on_mesh({{"tp", 2}}, [&](const MeshPtr& mesh) {
+    nn::Linear head(nn::LinearOptions(4, 12).bias(false));
+    parallelize_module(*nn::Sequential(head), mesh,
+                       {{"0", ColwiseParallel{.output = Replicate()}}});
+    const at::Tensor tokens =
+        distribute_tensor(program.inputs[0], mesh, {}, {.source = std::nullopt});
+    const CommTrace trace(mesh);
+    const at::Tensor looked_up = at::embedding(head->weight, tokens);
+    EXPECT_EQ(trace.events().size(), 0);
+    EXPECT_EQ(layout_of(head(looked_up)).to_string(), "[R]");
+  });
+}
+
 // --- what is wrong -------------------------------------------------------------------------------
 
 struct ZooImpl : nn::Module {

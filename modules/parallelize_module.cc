@@ -22,12 +22,26 @@
 #include "shardweave/modules/hooked.h"
 #include "shardweave/modules/layer_style.h"
 #include "torch/nn/module.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
 
 namespace shardweave {
+
+bool modules_internal::is_embedding(const torch::nn::Module* module, std::string_view name) {
+  if (dynamic_cast<const torch::nn::LinearImpl*>(module) != nullptr) return false;
+  if (dynamic_cast<const torch::nn::EmbeddingImpl*>(module) != nullptr ||
+      dynamic_cast<const torch::nn::EmbeddingBagImpl*>(module) != nullptr) {
+    return true;
+  }
+  return name.find("emb") != std::string_view::npos || name == "wte" || name == "wpe" ||
+         (module != nullptr && module->name().find("Embedding") != std::string::npos);
+}
+
 namespace {
 
 using namespace dtensor_internal;
 using modules_internal::ForwardHook;
+using modules_internal::is_embedding;
 using modules_internal::kFunctionOfPlans;
 
 [[noreturn]] void refuse(absl::StatusCode code, const std::string& why) {
@@ -43,6 +57,7 @@ struct Place {
   std::vector<std::string> parameters;  // of its own, without those of its children; by FQN
   std::vector<at::Tensor> members;      // those, and its buffers
   const Member* weight = nullptr;       // null: none, several
+  std::optional<bool> looks_up;         // rows of that; nothing: nobody knows
   bool has_modules = false;             // with parameters or buffers of theirs
   bool is_parameter = false;            // no module: one of several parameters of one
   std::optional<std::string> also;  // another name of the module, or another module's of the weight
@@ -64,8 +79,10 @@ std::map<std::string, Place, std::less<>> places_of(torch::nn::Module& module,
     return it->second;
   };
   std::map<const ForwardHook*, std::string> hooks;
+  std::map<std::string, const torch::nn::Module*, std::less<>> modules;
   const auto add = [&](std::string_view fqn, torch::nn::Module& m) {
     Place& place = at(fqn);
+    modules.emplace(fqn, &m);
     place.type = m.name();
     place.hook = dynamic_cast<ForwardHook*>(&m);
     if (place.hook == nullptr) return;
@@ -100,6 +117,14 @@ std::map<std::string, Place, std::less<>> places_of(torch::nn::Module& module,
   }
   for (auto& [fqn, place] : places) {
     if (place.weight == nullptr) continue;
+    const auto module_of_it = modules.find(fqn);
+    const torch::nn::Module* its = module_of_it == modules.end() ? nullptr : module_of_it->second;
+    if (place.weight->tensor.dim() == 2 && place.parameters.size() == 1 &&
+        is_embedding(its, split_fqn(fqn).second)) {
+      place.looks_up = true;
+    } else if (dynamic_cast<const torch::nn::LinearImpl*>(its) != nullptr) {
+      place.looks_up = false;
+    }
     bool has_weight = false;
     for (const std::string& name : place.weight->fqns) {
       const auto [owner, last] = split_fqn(name);
@@ -340,6 +365,7 @@ std::vector<Observed> resolve_forward(const ForwardPlan& plan, const DeviceMesh&
     if (matching.empty()) continue;
     auto layouts = std::make_shared<ForwardLayouts>();
     layouts->shared_last = shared_last;
+    layouts->looks_up = place.looks_up;
     std::vector<size_t> deciding;
     for (const auto& [value, candidates] : matching) {
       const Entry* entry = chosen(entries, candidates, fqn);

@@ -77,6 +77,15 @@ bool is_layer(const c10::OperatorHandle& op, const MeshContext& context) {
          is_torch_layer(op.operator_name().name);
 }
 
+// Whether it can be in the forward of a layer's module that the plan speaks of.
+bool is_forward_of(const ForwardLayouts& layouts, const c10::OperatorHandle& op) {
+  if (!layouts.looks_up.has_value()) return true;
+  std::string_view name = op.operator_name().name;
+  if (!name.starts_with(kAtenPrefix)) return true;  // plugged in
+  name.remove_prefix(kAtenPrefix.size());
+  return *layouts.looks_up == name.starts_with("embedding");
+}
+
 bool is_observed(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kObserved);
 }
@@ -347,7 +356,7 @@ void run_observed(const c10::OperatorHandle& op, c10::Stack* stack) {
     return;
   }
   const std::string module(owner_of(weight).value_or(""));
-  const bool layer = is_layer(op, *meta_of(weight).context);
+  const bool layer = is_layer(op, *meta_of(weight).context) && is_forward_of(*family->forward, op);
   if (!layer || !has_input(args, module)) {
     if (!layer && has_input(args, module)) note_passed_by(op, weight, *family->forward);
     op.callBoxed(stack);

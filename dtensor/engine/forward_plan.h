@@ -68,7 +68,10 @@ struct ForwardLayouts {
   // What a layer of the plan has shared last; one for all modules of a plan. Weak: a layer holds no
   // activation, which leads to the layer's weight.
   std::shared_ptr<std::weak_ptr<SharedInput>> shared_last;
-  size_t siblings = 1;                     // so many want the first input where this one does
+  size_t siblings = 1;  // so many want the first input where this one does
+  // Whether the module's forward looks rows up in its weight. A head that is tied to an embedding by a product with the
+  // embedding's weight is no forward of the embedding; nor is a lookup one of a linear layer. Nothing: nobody knows.
+  std::optional<bool> looks_up;
   std::source_location where = kNoSource;  // of the call that gave the plan
   // An operator with an input that is no layer's, which the weight took part in before any value was
   // met; whether that was said.
