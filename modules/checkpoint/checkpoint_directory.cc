@@ -136,8 +136,7 @@ absl::StatusOr<std::shared_ptr<SafetensorsFile>> open_checkpoint_file(
   if (!file.ok()) {
     // NotFound would say that there is no checkpoint, and a run would begin anew.
     if (absl::IsNotFound(file.status())) {
-      return absl::DataLossError(str_cat("'", path, "' is not there, and the manifest names it: ",
-                                         std::string(file.status().message())));
+      return absl::DataLossError(str_cat("'", path, "' is not there, and the manifest names it"));
     }
     // Cut short is the likelier reason for a header that does not fit.
     if (absl::IsInvalidArgument(file.status())) {
@@ -177,9 +176,11 @@ absl::StatusOr<Manifest> parse_manifest_file(std::string_view text) {
   if (manifest.ok() && !has_its_checksum(text)) {
     return absl::DataLossError("it is not as it was written: its \"xxh3\" is that of another text");
   }
-  // A later version may end otherwise. Else what is no JSON, or has not its end, has lost it.
+  // What a disk that was full, or has lost power, leaves of ours: nothing, zeros, the beginning.
+  const std::string_view begins = std::string_view("{\n \"format\": \"shardweave-checkpoint\"");
+  const std::string_view common = text.substr(0, std::min(text.size(), begins.size()));
   if (absl::IsInvalidArgument(manifest.status()) && !has_its_checksum(text) &&
-      text.substr(0, 2) == "{\n") {
+      (begins.starts_with(common) || text.find('\0') != std::string_view::npos)) {
     return absl::DataLossError(str_cat("it is cut short, or not as it was written: ",
                                        std::string(manifest.status().message())));
   }
@@ -220,7 +221,7 @@ absl::Status verify_files(const std::string& checkpoint, const Manifest& manifes
       const std::string key = piece_name(tensor_name, tensor.shape, piece->box);
       const StoredTensor* info = (*file)->find(key);
       if (info == nullptr || info->dtype != tensor.dtype || info->shape != piece->box.shape) {
-        return absl::InvalidArgumentError(
+        return absl::DataLossError(
             str_cat("'", (*file)->path(), "' has no \"", key, "\" as the manifest says"));
       }
     }

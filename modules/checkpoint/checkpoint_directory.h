@@ -44,8 +44,7 @@ absl::StatusOr<Manifest> read_manifest(const std::string& checkpoint, FileSystem
                                        std::string* out_text = nullptr);
 
 // The file of a checkpoint, opened, of the size that the manifest says. Errors name it: DataLoss
-// for one that is gone, shorter or longer, FailedPrecondition for a symbolic link, InvalidArgument
-// for one that does not have the pieces that it should.
+// for one that is gone, shorter or longer, or is no safetensors file, FailedPrecondition for a symbolic link.
 absl::StatusOr<std::shared_ptr<SafetensorsFile>> open_checkpoint_file(
     const std::string& checkpoint, const Manifest& manifest, const std::string& name,
     std::shared_ptr<FileSystem> fs = nullptr);

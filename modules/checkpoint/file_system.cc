@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "shardweave/comm/str_cat.h"
@@ -24,6 +25,8 @@ absl::Status failed(int error, std::string_view what, const std::string& path) {
   std::string why = std::strerror(error);
   absl::StatusCode code = said.code();
   if (error == EDQUOT || error == EFBIG) code = absl::StatusCode::kResourceExhausted;
+  // As disks say of what they cannot read, and servers of a file that was theirs.
+  if (error == EIO || error == ENODATA || error == ESTALE) code = absl::StatusCode::kDataLoss;
   return absl::Status(code, str_cat("cannot ", what, " '", path, "': ", why));
 }
 
@@ -124,13 +127,11 @@ class PosixReadableFile final : public ReadableFile {
         (kPage - static_cast<size_t>(offset) % kPage) % kPage;  // up to the first whole page
     absl::Status status = read_at(offset, to, done);
     if (!status.ok()) return status;
-    // The same file, whatever its path names by now.
-    const Descriptor direct(
-        ::open(str_cat("/proc/self/fd/", fd_.get()).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+    const int direct = past_cache();
     const size_t end = done + (size - done) / kPage * kPage;
-    while (direct.get() >= 0 && done < end) {
+    while (direct >= 0 && done < end) {
       const ssize_t got = retried([&] {
-        return ::pread(direct.get(), to + done, end - done, offset + static_cast<int64_t>(done));
+        return ::pread(direct, to + done, end - done, offset + static_cast<int64_t>(done));
       });
       if (got <= 0) break;
       done += static_cast<size_t>(got) / kPage * kPage;
@@ -149,6 +150,15 @@ class PosixReadableFile final : public ReadableFile {
   }
 
  private:
+  // The same file, whatever its path names by now; negative where its file system does not do that.
+  int past_cache() const {
+    const std::lock_guard lock(mutex_);
+    if (!past_cache_.has_value()) {
+      past_cache_.emplace(
+          ::open(str_cat("/proc/self/fd/", fd_.get()).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+    }
+    return past_cache_->get();
+  }
   // Half of it or more; or nobody can say.
   bool is_cached(int64_t offset, size_t size) const {
     const std::byte* file = mapped();
@@ -169,7 +179,8 @@ class PosixReadableFile final : public ReadableFile {
   const std::string path_;
   const int64_t size_;
   mutable std::mutex mutex_;
-  mutable void* map_ = nullptr;  // made on first use
+  mutable void* map_ = nullptr;  // made on first use, as is
+  mutable std::optional<Descriptor> past_cache_;
 };
 
 class PosixFileLock final : public FileLock {
@@ -332,10 +343,6 @@ class FileOfEachRead final : public ReadableFile {
   absl::Status read_at(int64_t offset, void* out, size_t size) const override {
     const auto file = fs_->open(path_, symlinks_);
     return file.ok() ? (*file)->read_at(offset, out, size) : file.status();
-  }
-  absl::Status read_past_cache_at(int64_t offset, void* out, size_t size) const override {
-    const auto file = fs_->open(path_, symlinks_);
-    return file.ok() ? (*file)->read_past_cache_at(offset, out, size) : file.status();
   }
   const std::byte* mapped() const override { return nullptr; }
 

@@ -33,6 +33,7 @@ class WritableFile {
 };
 absl::Status write_all(WritableFile& file, const void* data, size_t size);
 
+// What the disk and the system's cache deal in; of both, the largest that is common.
 constexpr int64_t kFilePage = 4096;
 
 class ReadableFile {
@@ -51,7 +52,8 @@ class ReadableFile {
   }
 };
 
-// How many files a reader of many keeps open: processes may have 1,024 descriptors, and others want some.
+// How many files a reader of many keeps open: processes may have 1,024 descriptors, of which each may take
+// two, and others want some.
 constexpr size_t kMostOpenFiles = 256;
 
 enum class EntryKind : uint8_t { kFile, kDirectory, kSymlink, kOther };

@@ -50,8 +50,9 @@ struct Target {
   // What was found, and read.
   const SavedTensor* saved = nullptr;
   std::string saved_name;
-  at::Tensor staged;  // this rank's part, of the saved dtype
-  uint64_t sum = 0;   // its share of the sum of all elements: see compare_sums()
+  at::Tensor staged;     // this rank's part, of the saved dtype
+  int64_t replicas = 0;  // ranks that hold each element of a DTensor; 0: nobody can say
+  uint64_t sum = 0;      // of the elements that this rank holds: see compare_sums()
 };
 
 std::vector<Target> targets_of(const StateDict& state, const std::vector<LateTensors>& all_late) {
@@ -75,6 +76,18 @@ std::vector<Target> targets_of(const StateDict& state, const std::vector<LateTen
     }
   }
   return targets;
+}
+
+// How many ranks of the mesh hold each element; 0 for what is whole on all of them, or lies elsewhere.
+int64_t replicas_on(const MeshPtr& mesh, const at::Tensor& tensor) {
+  if (!tensor.defined() || !is_dtensor(tensor)) return 0;
+  const std::optional<Layout> layout = layout_on(mesh->mesh(), mesh->rank(), tensor);
+  if (!layout.has_value()) return 0;
+  int64_t replicas = 1;
+  for (int d = 0; d < mesh->mesh().ndim(); ++d) {
+    if ((*layout)[d].is_replicate()) replicas *= mesh->mesh().shape()[static_cast<size_t>(d)];
+  }
+  return replicas;
 }
 
 // Each of its summands would become all of the value.
@@ -216,8 +229,9 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
   }
   const auto own = std::count_if(targets.begin(), targets.end(),
                                  [](const Target& target) { return target.late == 0; });
-  const bool has_none = std::none_of(targets.begin(), targets.end(),
-                                     [](const Target& target) { return target.saved != nullptr; });
+  const bool has_none = std::none_of(targets.begin(), targets.end(), [](const Target& target) {
+    return target.late == 0 && target.saved != nullptr;
+  });
   if (has_none && own > 0 && !manifest.tensors.empty()) {
     return absl::InvalidArgumentError(str_cat("'", result.path, "' has none of the ", own,
                                               " tensors that are wanted, such as ", targets[0].name,
@@ -233,12 +247,17 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
   return absl::OkStatus();
 }
 
-// For a checkpoint that is damaged, one of several in a directory: where else a run could go on.
-absl::Status with_way_on(absl::Status status, const std::string& checkpoint, FileSystem& fs) {
+// For a checkpoint that is damaged, one of several in a directory: where else a run could go on. That it is there is
+// known: what is not found in it is lost.
+absl::Status with_way_on(absl::Status status, std::string checkpoint, FileSystem& fs) {
+  if (absl::IsNotFound(status)) status = absl::DataLossError(status.message());
+  if (!absl::IsDataLoss(status)) return status;
+  while (checkpoint.size() > 1 && checkpoint.back() == '/') checkpoint.pop_back();
   const size_t slash = checkpoint.find_last_of('/');
-  if (!absl::IsDataLoss(status) || slash == std::string::npos) return status;
-  const std::optional<int64_t> step = checkpoint_step(checkpoint.substr(slash + 1));
-  const auto steps = list_checkpoints(checkpoint.substr(0, slash), &fs);
+  const std::string above = slash == std::string::npos ? "." : checkpoint.substr(0, slash + 1);
+  const std::optional<int64_t> step =
+      checkpoint_step(slash == std::string::npos ? checkpoint : checkpoint.substr(slash + 1));
+  const auto steps = list_checkpoints(above, &fs);
   if (!step.has_value() || !steps.ok()) return status;
   const auto its = std::lower_bound(steps->begin(), steps->end(), *step);
   if (its == steps->begin()) return status;
@@ -264,6 +283,7 @@ class Reader {
     memory_ =
         StagingMemory::of(bytes, StagingMemory::Pages::kUsual, std::move(memory), /*owners=*/2);
     late_memory_ = std::make_shared<StagingMemory>(late_bytes, StagingMemory::Pages::kUsual);
+    for (const auto& its : {memory_, late_memory_}) its->share_with_children(false);
     std::vector<ReadAhead::Read> ahead;
     for (Target* target : targets) {
       absl::Status status = plan(*target, ahead);
@@ -275,17 +295,24 @@ class Reader {
 
   // Until the target's `staged` has this rank's part of it, as it lies in a contiguous tensor.
   absl::Status finish(Target& target) {
-    const bool is_counted = counts(target);
     for (const PieceRead& read : reads_[&target]) {
       absl::Status status = finish(target, read);
       if (!status.ok()) return status;
-      if (!is_counted || !read.piece->sum.has_value()) continue;
+      if (target.replicas == 0 || !read.piece->sum.has_value()) continue;
       target.sum += read.is_whole() ? *read.piece->sum
                                     : element_sum(target.staged.const_data_ptr(), read.info->dtype,
                                                   read.common, read.local, target.saved->shape);
     }
     return absl::OkStatus();
   }
+  ~Reader() {
+    ahead_.reset();
+    for (const auto& its : {memory_, late_memory_}) {
+      if (its != nullptr) its->share_with_children(true);
+    }
+  }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
   int64_t bytes_read() const { return read_; }
   int64_t bytes_kept() const { return kept_; }
 
@@ -302,14 +329,15 @@ class Reader {
     const SavedPiece* piece;
     const SafetensorsFile* file;
     const StoredTensor* info;
-    Box common;  // of the whole tensor
-    Box local;   // the rank's part, as if it were a box of the whole: where elements lie in it
+    Box common;    // of the whole tensor
+    Box local;     // the rank's part, as if it were a box of the whole: where elements lie in it
+    bool is_ours;  // no other rank reads it, which would find it in the system's cache
     char* in_place = nullptr;  // where all of the piece belongs, if that is one run of bytes
     size_t first_read = 0;     // among those ahead, of chunks of `in_place`
     size_t num_reads = 0;
     int64_t bytes() const { return common.numel() * element_size(info->dtype); }
     bool is_whole() const { return common == piece->box; }
-    // Of `in_place`; but the first begin in whole pages of the file. The last is empty.
+    // Of `in_place`; all but the first begin in whole pages of the file. Empty behind the last.
     Chunk chunk(size_t i) const {
       const int64_t in_page = file->offset(*info) % kFilePage;
       const int64_t begin = i == 0 ? 0 : static_cast<int64_t>(i) * kChunk - in_page;
@@ -324,16 +352,6 @@ class Reader {
   }
   static int64_t bytes_of(const Target& target) {
     return whole_box(local_shape_of(target)).numel() * element_size(target.saved->dtype);
-  }
-  // Whether this rank is the one, of those that hold the same, whose elements are summed up.
-  static bool counts(const Target& target) {
-    if (!target.like.defined() || !is_dtensor(target.like)) return false;
-    const DTensorMeta& meta = meta_of(target.like);
-    const Placements& placements = meta.spec->layout.placements();
-    for (size_t d = 0; d < placements.size(); ++d) {
-      if (placements[d].is_replicate() && meta.context->coordinate()[d] != 0) return false;
-    }
-    return true;
   }
   // Of the whole, what this rank keeps of it.
   static std::vector<LocalBox> held_of(const Target& target) {
@@ -373,20 +391,24 @@ class Reader {
         const std::string key = piece_name(target.saved_name, saved.shape, piece.box);
         const StoredTensor* info = (*file)->find(key);
         if (info == nullptr || info->dtype != saved.dtype || info->shape != piece.box.shape) {
-          return absl::InvalidArgumentError(
+          return absl::DataLossError(
               str_cat("'", (*file)->path(), "' has no \"", key, "\" as the manifest says"));
         }
-        reads.push_back({&piece, *file, info, *common, local});
+        reads.push_back({&piece, *file, info, *common, local, target.replicas == 1});
       }
     }
-    // The bytes of the first piece come without a copy.
-    const int64_t page =
-        reads.empty() ? 0
-                      : reads[0].file->offset(*reads[0].info) - first_run(reads[0]).bytes_before;
+    // The bytes of the first piece come without a copy; where they then lie as tensors that stay had better, too.
+    std::optional<int64_t> place;
+    if (!reads.empty() && reads[0].is_ours) {
+      place = reads[0].file->offset(*reads[0].info) - first_run(reads[0]).bytes_before;
+      const int64_t multiple =
+          target.late == 0 ? element_size(saved.dtype) : StagingMemory::kAlignment;
+      if (*place % multiple != 0) place.reset();
+    }
     const at::ScalarType dtype = scalar_type_of(saved.dtype);
     target.staged = target.is_number ? at::empty(array(local_shape), at::TensorOptions(dtype))
                                      : take_tensor(target.late == 0 ? memory_ : late_memory_,
-                                                   array(local_shape), dtype, page);
+                                                   array(local_shape), dtype, place);
     kept_ += bytes_of(target);
     for (PieceRead& read : reads) {
       read_ += read.bytes();
@@ -400,31 +422,35 @@ class Reader {
     bool is_all;           // of what is read
   };
   static FirstRun first_run(const PieceRead& read) {
-    int64_t runs = 0;
-    int64_t place = 0;
-    for_each_run(read.common, read.piece->box, read.local, [&](int64_t, int64_t to, int64_t) {
-      if (runs++ == 0) place = to;
-    });
-    return {place * element_size(read.info->dtype), runs == 1};
+    int64_t place = 0, step = 1;
+    bool is_all = true, is_full = true;  // in all further dimensions
+    for (size_t d = read.common.shape.size(); d-- > 0;) {
+      place += (read.common.offset[d] - read.local.offset[d]) * step;
+      step *= read.local.shape[d];
+      if (!is_full && read.common.shape[d] != 1) is_all = false;
+      if (read.common.shape[d] != read.local.shape[d]) is_full = false;
+    }
+    return {place * element_size(read.info->dtype), is_all};
   }
 
   // `out`: the rank's part.
   static void add_reads(char* out, PieceRead& read, std::vector<ReadAhead::Read>& ahead) {
     read.first_read = ahead.size();
     const FirstRun run = first_run(read);
-    if (!read.is_whole()) {
-      ahead.emplace_back([out, read] {
-        return read.file->read(*read.info, read.piece->box, read.common, read.local, out);
-      });
-    } else if (run.is_all) {
+    if (read.is_whole() && run.is_all) {
       read.in_place = out + run.bytes_before;
       for (size_t i = 0; read.chunk(i).size > 0; ++i) {
         ahead.emplace_back([read, chunk = read.chunk(i)] {
           char* const to = read.in_place + chunk.begin;
           if (chunk.size >= kFilePage) populate_pages(to, chunk.size);
-          return read.file->read_bytes(*read.info, chunk.begin, chunk.size, to);
+          return read.is_ours ? read.file->read_past_cache(*read.info, chunk.begin, chunk.size, to)
+                              : read.file->read(*read.info, chunk.begin, chunk.size, to);
         });
       }
+    } else if (!read.is_whole() || read.piece->sum.has_value()) {
+      ahead.emplace_back([out, read] {
+        return read.file->read(*read.info, read.piece->box, read.common, read.local, out);
+      });
     }
     read.num_reads = ahead.size() - read.first_read;
   }
@@ -440,6 +466,14 @@ class Reader {
     }
     if (!read.is_whole()) return absl::OkStatus();
     if (read.in_place != nullptr) return compare(sum.value(), read);
+    if (read.piece->sum.has_value()) {
+      const uint64_t its = element_sum(target.staged.const_data_ptr(), read.info->dtype,
+                                       read.common, read.local, target.saved->shape);
+      if (its == *read.piece->sum) return absl::OkStatus();
+      return absl::DataLossError(str_cat("'", read.file->path(), "': the elements of \"",
+                                         read.info->name, "\" have the sum ", to_hex(its),
+                                         "; the manifest says ", to_hex(*read.piece->sum)));
+    }
     // It is apart from where it belongs, so that its checksum can be taken.
     std::vector<char> apart(static_cast<size_t>(read.bytes()));
     uint64_t value = 0;
@@ -476,35 +510,41 @@ class Reader {
 };
 
 // What ranks have read of a piece in parts no rank can compare with the checksum of all of it. But sums of
-// elements add up. DataLoss on all ranks. Collective.
-absl::Status compare_sums(Communicator& comm, const std::vector<Target*>& targets,
-                          const std::string& path, absl::Duration timeout) {
+// elements add up.
+struct Sums {
   std::vector<uint64_t> sums, wanted;
-  std::vector<const Target*> compared;
+  std::vector<const Target*> of;
+};
+Sums sums_of(const std::vector<Target*>& targets) {
+  Sums all;
   for (const Target* target : targets) {
-    if (!target->like.defined() || !is_dtensor(target->like)) continue;  // read whole
-    uint64_t all = 0;
-    bool has_all = true;
+    uint64_t wanted = 0;
+    bool is_known = target->replicas > 0;
     for (const SavedPiece& piece : target->saved->pieces) {
-      has_all = has_all && piece.sum.has_value();
-      all += piece.sum.value_or(0);
+      is_known = is_known && piece.sum.has_value();
+      wanted += piece.sum.value_or(0);
     }
-    if (!has_all) continue;
-    sums.push_back(target->sum);
-    wanted.push_back(all);
-    compared.push_back(target);
+    if (!is_known) continue;
+    all.sums.push_back(target->sum);
+    all.wanted.push_back(wanted * static_cast<uint64_t>(target->replicas));
+    all.of.push_back(target);
   }
-  absl::Status status = add_up(comm, sums, timeout);
-  for (size_t i = 0; status.ok() && i < sums.size(); ++i) {
-    if (sums[i] == wanted[i]) continue;
+  return all;
+}
+
+// Of what add_up() has made of them: the same on all ranks.
+absl::Status compare(const Sums& all, const std::string& path) {
+  for (size_t i = 0; i < all.of.size(); ++i) {
+    if (all.sums[i] == all.wanted[i]) continue;
     std::set<std::string> files;
-    for (const SavedPiece& piece : compared[i]->saved->pieces) files.insert(piece.file);
-    status = absl::DataLossError(str_cat(
-        "'", path, "': the elements of \"", compared[i]->saved_name, "\", read in parts from ",
-        absl::StrJoin(files, ", "), ", have the sum ", to_hex(sums[i]), "; the manifest says ",
-        to_hex(wanted[i]), " (`shardweave ckpt fsck`, or loading with verify, names the file)"));
+    for (const SavedPiece& piece : all.of[i]->saved->pieces) files.insert(piece.file);
+    return absl::DataLossError(str_cat(
+        "'", path, "': the elements of \"", all.of[i]->saved_name, "\", read in parts from ",
+        absl::StrJoin(files, ", "), ", have the sum ", to_hex(all.sums[i]), "; the manifest says ",
+        to_hex(all.wanted[i]),
+        " (`shardweave ckpt fsck` names a damaged file; if it finds none, reading has failed)"));
   }
-  return status;
+  return absl::OkStatus();
 }
 
 // "step" is a whole number, whatever dtype it has.
@@ -609,6 +649,7 @@ LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict
     Agreement agreement(*context, {.name = kLoad, .where = where});
     late = state.late();
     targets = targets_of(state, late);
+    for (Target& target : targets) target.replicas = replicas_on(mesh, target.like);
     std::vector<uint64_t> sums;
     for (const Target& target : targets) {
       if (is_partial(target.like)) {
@@ -618,6 +659,7 @@ LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict
       }
       uint64_t sum = checksum(static_cast<uint64_t>(target.dtype), target.name);
       if (target.like.defined()) sum = checksum(sum, absl::StrJoin(target.like.sizes(), ","));
+      sum = checksum(sum, std::to_string(target.replicas));
       sums.push_back(sum);
     }
     uint64_t others =
@@ -669,6 +711,7 @@ LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict
                 timeout));
   }
   std::optional<Reader> reader;
+  Sums sums;
   std::vector<Target*> wanted;
   for (Target& target : targets) {
     if (target.saved != nullptr) wanted.push_back(&target);
@@ -680,10 +723,14 @@ LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict
       status = reader->finish(*wanted[i]);
       if (status.ok()) status = check_number(*wanted[i]);
     }
+    if (status.ok()) sums = sums_of(wanted);
     return with_way_on(status, result.path, *fs);
   });
   check(agree(comm, read, timeout));
-  check(with_way_on(compare_sums(comm, wanted, result.path, timeout), result.path, *fs));
+  check(add_up(comm, sums.sums, timeout));
+  check(agree(comm,
+              status_of([&] { return with_way_on(compare(sums, result.path), result.path, *fs); }),
+              timeout));
   // Only now, for it may be collective.
   Prepared prepared;
   check(agree(comm, status_of([&] { return prepare(late, targets, prepared); }), timeout));

@@ -27,7 +27,8 @@ constexpr std::array<std::string_view, kNumDTypes> kNames = {
 // mapping: where the disk fails or the file shrinks, who touches that dies.
 constexpr int64_t kShortRun = 64, kMostTogether = 1 << 20;
 
-constexpr int64_t kLargeFile = 1 << 20;  // of which a page more is nothing
+// Of a file so large a page more is nothing: its tensors begin in one, for reads past the system's cache.
+constexpr int64_t kLargeFile = 1 << 20;
 
 constexpr int64_t kPiece = 1 << 20;  // of what is read or written, and summed up
 
@@ -282,20 +283,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
   if (fs == nullptr) fs = posix_file_system();
   std::set<std::string_view> names;
   std::string text;
-  for (StoredTensor& info : tensors) {
-    const std::optional<int64_t> bytes = bytes_of(info.shape, element_size(info.dtype));
-    if (!bytes.has_value()) {
-      return absl::InvalidArgumentError(str_cat("'", path, "': \"", info.name, "\" is too large"));
-    }
-    info.begin = 0;
-    info.end = *bytes;
-  }
-  const auto has_whole_pages = [](const StoredTensor& info) {
-    return info.end > 0 && info.end % kFilePage == 0;
-  };
   std::stable_sort(tensors.begin(), tensors.end(),
-                   [&](const StoredTensor& a, const StoredTensor& b) {
-                     if (has_whole_pages(a) != has_whole_pages(b)) return has_whole_pages(a);
+                   [](const StoredTensor& a, const StoredTensor& b) {
                      return element_size(a.dtype) > element_size(b.dtype);
                    });
   int64_t end = 0;
@@ -312,7 +301,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
             str_cat("'", path, "': a tensor cannot be \"", info.name, "\"",
                     info.name == "__metadata__" ? "" : ": there is another of that name"));
       }
-      if (__builtin_add_overflow(end, info.end, &info.end)) {
+      const std::optional<int64_t> bytes = bytes_of(info.shape, element_size(info.dtype));
+      if (!bytes.has_value() || __builtin_add_overflow(end, *bytes, &info.end)) {
         return absl::InvalidArgumentError(
             str_cat("'", path, "': \"", info.name, "\" is too large"));
       }

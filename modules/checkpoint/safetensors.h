@@ -106,9 +106,8 @@ class SafetensorsFile {
 //   (*writer)->finish();                                             // all there, and on the disk
 class SafetensorsWriter {
  public:
-  // begin and end of `tensors` are worked out. Those of whole pages (kFilePage) come first, and lie in such
-  // in a large file; then those with the largest elements, so that each lies aligned; else in the order that is
-  // given. The file must not be there.
+  // begin and end of `tensors` are worked out. They are written those with the largest elements first,
+  // so that each lies aligned; else in the order that is given. The file must not be there.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> create(
       const std::string& path, std::vector<StoredTensor> tensors,
       const std::map<std::string, std::string>& metadata = {},

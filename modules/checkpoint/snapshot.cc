@@ -48,10 +48,11 @@ std::vector<StateTensor> tensors_now(const StateDict& state, Manifest& manifest)
   return tensors;
 }
 
-// On the whole mesh: a tensor on a slice of it lies alike on all slices beside that one.
-Layout layout_on(const DeviceMesh& mesh, Rank rank, const StateTensor& one) {
-  if (!is_dtensor(one.tensor)) return Layout(Placements(static_cast<size_t>(mesh.ndim())));
-  const DTensorMeta& meta = meta_of(one.tensor);
+}  // namespace
+
+std::optional<Layout> layout_on(const DeviceMesh& mesh, Rank rank, const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return Layout(Placements(static_cast<size_t>(mesh.ndim())));
+  const DTensorMeta& meta = meta_of(tensor);
   const DeviceMesh& its = meta.context->mesh();
   const Layout& layout = meta.spec->layout;
   if (its == mesh) return layout;
@@ -68,11 +69,7 @@ Layout layout_on(const DeviceMesh& mesh, Rank rank, const StateTensor& one) {
     const absl::StatusOr<DeviceMesh> slice = mesh.slice(names, rank);
     fits = slice.ok() && *slice == its;
   }
-  if (!fits) {
-    refuse_save(absl::StatusCode::kInvalidArgument,
-                str_cat("'", one.name, "' lies on ", its.to_string(), ", which is no slice of ",
-                        mesh.to_string()));
-  }
+  if (!fits) return std::nullopt;
   Placements placements(static_cast<size_t>(mesh.ndim()));
   std::vector<int> order;
   for (const int d : layout.order()) order.push_back(places[static_cast<size_t>(d)]);
@@ -84,6 +81,8 @@ Layout layout_on(const DeviceMesh& mesh, Rank rank, const StateTensor& one) {
   }
   return value_or_throw(Layout::create(std::move(placements), std::move(order)));
 }
+
+namespace {
 
 at::Tensor part_of(const at::Tensor& local, const LocalBox& held, const Box& piece) {
   at::Tensor part = local;
@@ -186,7 +185,14 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
                   str_cat("'", one.name, "' has no values: it is on the meta device"));
     }
     laid_out.is_plain = !is_dtensor(one.tensor);
-    laid_out.layout = layout_on(mesh, context.connected_mesh().rank(), one);
+    std::optional<Layout> layout = layout_on(mesh, context.connected_mesh().rank(), one.tensor);
+    if (!layout.has_value()) {
+      refuse_save(
+          absl::StatusCode::kInvalidArgument,
+          str_cat("'", one.name, "' lies on ", meta_of(one.tensor).context->mesh().to_string(),
+                  ", which is no slice of ", mesh.to_string()));
+    }
+    laid_out.layout = *std::move(layout);
     uint64_t sum = checksum(static_cast<uint64_t>(laid_out.dtype), one.name);
     sum = checksum(sum, laid_out.is_plain ? "plain" : laid_out.layout.to_string());
     sum = checksum(sum, absl::StrJoin(laid_out.shape, ","));

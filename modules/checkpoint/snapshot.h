@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <vector>
@@ -51,6 +52,10 @@ class LateCopies {
 
 // The group of all of the mesh's ranks; its ranks are row-major.
 Communicator& whole(dtensor_internal::MeshContext& context);
+
+// On the whole mesh: a tensor on a slice of it lies alike on all slices beside that one. Nothing: it lies on what is no
+// slice.
+std::optional<Layout> layout_on(const DeviceMesh& mesh, Rank rank, const at::Tensor& tensor);
 
 // As Manifest::mesh has it: "dp=2,tp=2".
 std::string mesh_text(const DeviceMesh& mesh);

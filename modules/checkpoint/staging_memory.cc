@@ -45,16 +45,21 @@ std::shared_ptr<StagingMemory> StagingMemory::of(int64_t bytes, Pages pages,
   return std::make_shared<StagingMemory>(bytes, pages);
 }
 
-void* StagingMemory::take(int64_t bytes, int64_t place) {
+void* StagingMemory::take(int64_t bytes, std::optional<int64_t> place) {
   TORCH_INTERNAL_ASSERT(padded(bytes) <= size_ - taken_);
   int64_t skipped = 0;
-  if (bytes >= kFilePage && place % kAlignment == 0) {
-    skipped = (place - taken_) % kFilePage;  // data_ begins a page
+  if (bytes >= kFilePage && place.has_value()) {
+    skipped = (*place - taken_) % kFilePage;  // data_ begins a page
     if (skipped < 0) skipped += kFilePage;
   }
   void* const data = data_ + taken_ + skipped;
   taken_ += padded(bytes);
   return data;
+}
+
+void StagingMemory::share_with_children(bool share) const {
+  if (data_ == nullptr) return;
+  (void)madvise(data_, static_cast<size_t>(size_), share ? MADV_DOFORK : MADV_DONTFORK);
 }
 
 void populate_pages(void* data, int64_t bytes) {
@@ -69,7 +74,7 @@ void populate_pages(void* data, int64_t bytes) {
 }
 
 at::Tensor take_tensor(const std::shared_ptr<StagingMemory>& memory, at::IntArrayRef sizes,
-                       at::ScalarType dtype, int64_t place) {
+                       at::ScalarType dtype, std::optional<int64_t> place) {
   const int64_t bytes =
       c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
   return at::from_blob(

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "ATen/core/TensorBody.h"
 #include "shardweave/modules/checkpoint/file_system.h"
@@ -16,8 +17,8 @@ class StagingMemory {
  public:
   static constexpr int64_t kAlignment = 64;  // of what take() returns
 
-  // What is used again is faster of huge pages. What is used once is not: where the system's cache has filled
-  // the memory, making room for one takes longer than bringing 512 small ones.
+  // What is written again and again is faster of huge pages. What a run waits for once is not: where the system's
+  // cache has filled the memory, making room for one takes longer than bringing 512 small ones.
   enum class Pages : uint8_t { kUsual, kHuge };
 
   // Throws Error (ResourceExhausted).
@@ -32,13 +33,17 @@ class StagingMemory {
                                            std::shared_ptr<StagingMemory> memory,
                                            int64_t owners = 1);
 
+  // Whether children of this process have it: not while the disk writes to it, which on older systems is lost
+  // where fork() has both write to a copy (open(2), O_DIRECT).
+  void share_with_children(bool share) const;
+
   // What a part of so many bytes takes of it, at most.
   static int64_t padded(int64_t bytes) {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment + (bytes < kFilePage ? 0 : kFilePage);
   }
   // The next `bytes`, of which there are enough. `place`: where in its page that begins, if it is as long as
-  // a page; a multiple of kAlignment, or it is not heeded.
-  void* take(int64_t bytes, int64_t place = 0);
+  // a page, instead of at a multiple of kAlignment.
+  void* take(int64_t bytes, std::optional<int64_t> place = std::nullopt);
 
  private:
   const int64_t size_;
@@ -48,7 +53,7 @@ class StagingMemory {
 
 // The next of it as a tensor, which keeps all of it alive.
 at::Tensor take_tensor(const std::shared_ptr<StagingMemory>& memory, at::IntArrayRef sizes,
-                       at::ScalarType dtype, int64_t place = 0);
+                       at::ScalarType dtype, std::optional<int64_t> place = std::nullopt);
 
 // Has the system bring these pages before they are written to, which takes it half the time of bringing each as
 // it is met. Nothing where the system cannot. They may be written to meanwhile.

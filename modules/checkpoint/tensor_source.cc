@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<TensorSource>> checkpoint_sources(
       const std::string key = piece_name(name, saved.shape, piece.box);
       const StoredTensor* info = file->find(key);
       if (info == nullptr || info->dtype != saved.dtype || info->shape != piece.box.shape) {
-        return absl::InvalidArgumentError(
+        return absl::DataLossError(
             str_cat("'", file->path(), "' has no \"", key, "\" as the manifest says"));
       }
       pieces.push_back({file, info, piece.box});

@@ -36,7 +36,7 @@ struct TensorSource {
 };
 
 // Of a checkpoint (read_manifest()). Opens its files, of which errors are those of
-// open_checkpoint_file(), and InvalidArgument for a file without a piece that the manifest says it has.
+// open_checkpoint_file(), and DataLoss for a file without a piece that the manifest says it has.
 // Checksums are not compared: verify_checkpoint().
 absl::StatusOr<std::vector<TensorSource>> checkpoint_sources(
     const std::string& checkpoint, const Manifest& manifest,

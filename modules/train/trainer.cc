@@ -296,8 +296,8 @@ class Trainer::Run {
     }
     if (options_.resume == Resume::kNewest ||
         (options_.resume == Resume::kIfThere && there.has_value())) {
-      // Where ranks read parts of what others have saved no checksum is of what they read.
-      const LoadOptions options = {.verify = there.has_value() && there->is_of_another_mesh};
+      // Where ranks read parts of what others have saved, older checkpoints have no checksum of what they read.
+      const LoadOptions options = {.verify = there.has_value() && there->wants_verifying};
       parts_.batches_done = -1;
       parts_.steps_done = parts_.checkpointer->load(parts_.state, options, where_).step;
       if (parts_.batches_done < 0) {
@@ -307,10 +307,11 @@ class Trainer::Run {
     }
   }
 
-  // Of the newest checkpoint, as the first rank sees it.
+  // Of the newest checkpoint, as the first rank sees it. Where pieces are read in parts nothing but their sums is
+  // compared.
   struct Newest {
     int64_t step = 0;
-    bool is_of_another_mesh = false;
+    bool wants_verifying = false;  // it is of another mesh, and has no sums
   };
   std::optional<Newest> newest() const {
     const auto answer = from_first(
@@ -321,14 +322,21 @@ class Trainer::Run {
           if (!found.ok()) return found.status();
           const absl::StatusOr<Manifest> manifest = read_manifest(*found);
           if (!manifest.ok()) return manifest.status();
-          const bool is_alike =
-              manifest->mesh == checkpoint_internal::mesh_text(parts_.mesh->mesh());
-          return str_cat(is_alike ? "=" : "!", manifest->step);
+          bool is_compared = manifest->mesh == checkpoint_internal::mesh_text(parts_.mesh->mesh());
+          if (!is_compared) {
+            is_compared = std::all_of(
+                manifest->tensors.begin(), manifest->tensors.end(), [](const auto& tensor) {
+                  const std::vector<SavedPiece>& pieces = tensor.second.pieces;
+                  return std::all_of(pieces.begin(), pieces.end(),
+                                     [](const SavedPiece& p) { return p.sum.has_value(); });
+                });
+          }
+          return str_cat(is_compared ? "=" : "!", manifest->step);
         },
         options_.save_timeout);
     const std::string text = value_or_throw(answer);
     if (text.empty()) return std::nullopt;
-    Newest its = {.is_of_another_mesh = text[0] == '!'};
+    Newest its = {.wants_verifying = text[0] == '!'};
     (void)absl::SimpleAtoi(text.substr(1), &its.step);
     return its;
   }
