@@ -36,7 +36,8 @@ class Checksum {
 uint64_t checksum_of(const void* data, size_t size);
 
 // A checksum of a tensor's elements that adds up (modulo 2^64), however the tensor is cut: each element times an
-// odd number that is its place's. Any change of 32 bits changes it. `common`, which lies in a row-major
+// odd number that is its place's. Any change within one word of 32 bits
+// changes it. `common`, which lies in a row-major
 // array at `data` that holds the box `held`, both of a tensor of `shape`.
 uint64_t element_sum(const void* data, DType dtype, const Box& common, const Box& held,
                      const Dims& shape);

@@ -9,6 +9,7 @@
 namespace shardweave::checkpoint_internal {
 
 ReadAhead::ReadAhead(std::vector<Read> reads) : reads_(std::move(reads)), done_(reads_.size()) {
+  threads_.reserve(kThreads);
   try {
     for (size_t i = 0; i < std::min(kThreads, reads_.size()); ++i) {
       threads_.emplace_back([this] {

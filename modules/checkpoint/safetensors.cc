@@ -197,7 +197,7 @@ absl::Status SafetensorsFile::read(const StoredTensor& info, const Box& box, voi
 absl::Status SafetensorsFile::read(const StoredTensor& info, const Box& box, const Box& common,
                                    const Box& to, void* out) const {
   const int64_t element = element_size(info.dtype);
-  const int64_t begin = data_begin_ + info.begin;
+  const int64_t begin = offset(info);
   struct Run {
     int64_t from;
     char* place;
@@ -246,7 +246,7 @@ absl::Status SafetensorsFile::read(const StoredTensor& info, void* out,
   for (int64_t at = 0; at < bytes; at += kPiece) {
     char* const place = static_cast<char*>(out) + at;
     const auto some = static_cast<size_t>(std::min(kPiece, bytes - at));
-    absl::Status status = file_->read_at(data_begin_ + info.begin + at, place, some);
+    absl::Status status = file_->read_at(offset(info) + at, place, some);
     if (!status.ok()) return status;
     sum.add(place, some);
   }
@@ -254,14 +254,19 @@ absl::Status SafetensorsFile::read(const StoredTensor& info, void* out,
   return absl::OkStatus();
 }
 
-absl::Status SafetensorsFile::read_bytes(const StoredTensor& info, int64_t begin, int64_t size,
-                                         void* out) const {
+absl::Status SafetensorsFile::read(const StoredTensor& info, int64_t begin, int64_t size,
+                                   void* out) const {
+  return file_->read_at(offset(info) + begin, out, static_cast<size_t>(size));
+}
+
+absl::Status SafetensorsFile::read_past_cache(const StoredTensor& info, int64_t begin, int64_t size,
+                                              void* out) const {
   return file_->read_past_cache_at(offset(info) + begin, out, static_cast<size_t>(size));
 }
 
 const std::byte* SafetensorsFile::mapped(const StoredTensor& info) const {
   const std::byte* file = file_->mapped();
-  return file == nullptr ? nullptr : file + data_begin_ + info.begin;
+  return file == nullptr ? nullptr : file + offset(info);
 }
 
 // --- writing -------------------------------------------------------------------------------------

@@ -80,8 +80,10 @@ class SafetensorsFile {
                     void* out) const;
   // Whole, with the XXH3 of its bytes.
   absl::Status read(const StoredTensor& info, void* out, uint64_t* out_checksum) const;
-  // `size` of its bytes, from `begin` on: ReadableFile::read_past_cache_at().
-  absl::Status read_bytes(const StoredTensor& info, int64_t begin, int64_t size, void* out) const;
+  // `size` of its bytes, from `begin` on; and by ReadableFile::read_past_cache_at().
+  absl::Status read(const StoredTensor& info, int64_t begin, int64_t size, void* out) const;
+  absl::Status read_past_cache(const StoredTensor& info, int64_t begin, int64_t size,
+                               void* out) const;
   int64_t offset(const StoredTensor& info) const {
     return data_begin_ + info.begin;
   }  // in the file
