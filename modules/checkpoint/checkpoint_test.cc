@@ -3,6 +3,7 @@
 #include "shardweave/modules/checkpoint/checkpointer.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -590,6 +591,36 @@ TEST(CheckpointTest, ADamagedByteIsFoundHoweverRanksCut) {
   EXPECT_GT(cut, 10);
 }
 
+// Whose copies add up to more, or of which the mesh that loads has a part.
+TEST(CheckpointTest, WhatLiesOnSlicesComesBack) {
+  const std::string directory = new_directory("slices");
+  const at::Tensor whole = at::arange(35, at::kFloat).view({7, 5});
+  for (const bool on_slice : {true, false}) {
+    fs::remove_all(directory);
+    on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+      StateDict state;
+      state.add_tensor("w", on_slice ? distribute_tensor(whole, *mesh->slice({"tp"}), {Shard(1)})
+                                     : distribute_tensor(whole, mesh, {Shard(0), Shard(1)}));
+      save_checkpoint(directory, 1, state, mesh);
+    });
+    on_mesh({{"dp", 2}, {"tp", 3}}, [&](const MeshPtr& mesh) {
+      const MeshPtr tp = *mesh->slice({"tp"});
+      const std::vector<std::tuple<at::Tensor, MeshPtr>> ways = {
+          {distribute_tensor(at::zeros({7, 5}), tp, {Shard(1)}), mesh},
+          {distribute_tensor(at::zeros({7, 5}), tp, {Shard(0)}), tp},
+          {distribute_tensor(at::zeros({7, 5}), mesh, {Replicate(), Shard(0)}), mesh},
+          {distribute_tensor(at::zeros({7, 5}), mesh, {Shard(0), Shard(1)}), tp},
+          {distribute_tensor(at::zeros({7, 5}), mesh, {Replicate(), Replicate()}), tp}};
+      for (const auto& [w, loader] : ways) {
+        StateDict state;
+        state.add_tensor("w", w);
+        load_checkpoint(directory, state, loader);
+        EXPECT_TRUE(at::equal(full_tensor(w), whole)) << describe(w);
+      }
+    });
+  }
+}
+
 TEST(CheckpointTest, ManifestsWithoutSumsAreRead) {
   const std::string directory = new_directory("no_sums");
   on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
@@ -615,6 +646,29 @@ TEST(CheckpointTest, ManifestsWithoutSumsAreRead) {
   });
 }
 
+bool can_read_past_cache(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+  if (file < 0) return false;
+  alignas(kFilePage) static std::array<char, kFilePage> page;
+  const bool can = ::pread(file, page.data(), page.size(), 0) > 0;
+  ::close(file);
+  return can;
+}
+
+// How much of a file the system has in its cache.
+double cached_share(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const size_t size = fs::file_size(path);
+  void* const map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0);
+  ::close(file);
+  std::vector<unsigned char> pages((size + kFilePage - 1) / kFilePage);
+  EXPECT_EQ(::mincore(map, size, pages.data()), 0);
+  ::munmap(map, size);
+  const auto there =
+      std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return (p & 1) != 0; });
+  return static_cast<double>(there) / static_cast<double>(pages.size());
+}
+
 // Of several chunks, some of which begin and end within pages, and from a file that is in no cache.
 TEST(CheckpointTest, LargeTensorsComeAsTheyWere) {
   const std::string directory = new_directory("large");
@@ -628,6 +682,14 @@ TEST(CheckpointTest, LargeTensorsComeAsTheyWere) {
     state.add_tensor("small", distribute_tensor(values(3), mesh, {Shard(0)}));
     save_checkpoint(directory, 1, state, mesh);
   });
+  const auto cached = [&] {
+    double most = 0;
+    for (const auto& entry : fs::directory_iterator(directory + "/step-000001")) {
+      if (entry.path().extension() == ".safetensors")
+        most = std::max(most, cached_share(entry.path()));
+    }
+    return most;
+  };
   for (const bool in_cache : {true, false}) {
     if (!in_cache) {
       for (const auto& entry : fs::directory_iterator(directory + "/step-000001")) {
@@ -652,6 +714,11 @@ TEST(CheckpointTest, LargeTensorsComeAsTheyWere) {
           EXPECT_TRUE(at::equal(full_tensor(w), values(rows))) << name << " on " << ranks;
         }
       });
+      // What each rank reads whole, and alone, is in nobody's way there.
+      if (!in_cache && ranks == 2 &&
+          can_read_past_cache(directory + "/step-000001/manifest.json")) {
+        EXPECT_LT(cached(), 0.1);
+      }
     }
   }
 }
@@ -663,13 +730,14 @@ TEST(CheckpointTest, APrefixOfNothingIsAnErrorWhateverMayBeMissing) {
     state.add_tensor("model.w", randn({3}, mesh, {Shard(0)}));
     save_checkpoint(directory, 1, state, mesh);
     other.add_tensor("modle.w", randn({3}, mesh, {Shard(0)}));
+    other.add_tensor("modle.b", randn({3}, mesh, {Shard(0)}));
     try {
       load_checkpoint(directory, other, mesh, {.allow_missing = true, .allow_unexpected = true});
       ADD_FAILURE() << "loaded";
     } catch (const Error& error) {
       EXPECT_THAT(
           std::string(error.what()),
-          HasSubstr("has none of the 1 tensors that are wanted, such as modle.w; it has model.w"));
+          HasSubstr("has none of the 2 tensors that are wanted, such as modle.w; it has model.w"));
     }
   });
 }
@@ -711,6 +779,16 @@ TEST(CheckpointTest, BadFilesAreErrorsOnAllRanksBeforeAnythingIsApplied) {
   fails([&] { fs::resize_file(second, 3); }, kDataLoss, "the manifest says");
   fails([&] { fs::resize_file(second, 0); }, kDataLoss, "has 0 bytes");
   fails([&] { poke(1); }, kDataLoss, "has the checksum");
+  const std::string manifest = path + "/manifest.json";
+  for (const size_t kept : {0, 1, 2, 40, 300}) {
+    fails([&] { fs::resize_file(manifest, kept); }, kDataLoss,
+          "it is cut short, or not as it was written");
+  }
+  fails([&] { fs::resize_file(manifest, fs::file_size(manifest) - 1); }, kDataLoss,
+        "as it was written");
+  fails([&] { std::ofstream(manifest) << std::string(300, '\0'); }, kDataLoss, "it is cut short");
+  fails([&] { std::ofstream(manifest) << "{\n  \"name\": \"of a web app\"\n}\n"; },
+        kInvalidArgument, "format");
   // In the header, in whose first byte JSON begins.
   fails([&] { poke(static_cast<int64_t>(fs::file_size(second)) - 8); }, kDataLoss,
         "it is not as it was written");

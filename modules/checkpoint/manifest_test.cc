@@ -1,6 +1,7 @@
 #include "shardweave/modules/checkpoint/manifest.h"
 
 #include <algorithm>
+#include <array>
 #include <random>
 #include <set>
 
@@ -51,6 +52,18 @@ TEST(BoxTest, LocalBoxesAreWhatRanksHold) {
       }
     }
   }
+}
+
+// As docs/checkpoints.md has the formula: checkpoints that are on disks have these.
+TEST(ChecksumTest, SumsOfElementsStayAsTheyAre) {
+  const auto sum = [](DType dtype, const auto& values) {
+    const Dims shape = {static_cast<int64_t>(values.size())};
+    return element_sum(values.data(), dtype, whole_box(shape), whole_box(shape), shape);
+  };
+  EXPECT_EQ(sum(DType::kU8, std::array<uint8_t, 4>{1, 2, 3, 250}), 0xa7e01074222d7b24);
+  EXPECT_EQ(sum(DType::kBF16, std::array<uint16_t, 2>{0x0102, 0xfffe}), 0x340eccc4f92135d4);
+  EXPECT_EQ(sum(DType::kF32, std::array<float, 3>{1, -2, 0.5}), 0x9744d0fc74800000);
+  EXPECT_EQ(sum(DType::kF64, std::array<double, 2>{1, -2}), 0x3bbbf63545500000);
 }
 
 TEST(ChecksumTest, SumsOfElementsAddUpHoweverTheyAreCut) {
