@@ -69,8 +69,8 @@ struct LoadOptions {
   // Another floating-point dtype is converted instead of refused.
   bool cast = false;
   // Every byte of every file is compared with its checksum first (ranks share them out). Without it every byte
-  // that is loaded is, too: what ranks cut anew by a sum that adds up over them. But only with it is what is
-  // wrong known before the first byte is read.
+  // that is loaded is, too: what ranks cut anew by a sum that adds up over them, if the checkpoint has such
+  // (docs/checkpoints.md, "sum"). But only with it the file that is damaged is named in any case.
   bool verify = false;
   std::shared_ptr<FileSystem> file_system = {};
 };

@@ -36,7 +36,7 @@ absl::Status write_all(WritableFile& file, const void* data, size_t size);
 // What the disk and the system's cache deal in; of both, the largest that is common.
 constexpr int64_t kFilePage = 4096;
 
-class ReadableFile {
+class ReadableFile {  // Threads: any, several at once
  public:
   virtual ~ReadableFile() = default;
   virtual int64_t size() const = 0;
