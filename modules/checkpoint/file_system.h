@@ -8,8 +8,9 @@
 //   fs->rename("a.tmp", "a"); fs->sync_directory(".");          // and so does its name
 //
 // Errors name the path and what the system said: NotFound, PermissionDenied, AlreadyExists,
-// ResourceExhausted (the disk or the quota is full, or a file may not be so large), else as absl::ErrnoToStatus says. Threads: a
-// FileSystem is used by several (rank threads share one); a file by one, but read_at() by any.
+// ResourceExhausted (the disk or the quota is full, or a file may not be so large), DataLoss (EIO, ENODATA, ESTALE:
+// what the disk or its server has lost), else as absl::ErrnoToStatus says. Threads: a FileSystem and a ReadableFile are
+// used by several at once (rank threads, and those that read ahead), a WritableFile by one.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +37,7 @@ absl::Status write_all(WritableFile& file, const void* data, size_t size);
 // What the disk and the system's cache deal in; of both, the largest that is common.
 constexpr int64_t kFilePage = 4096;
 
-class ReadableFile {  // Threads: any, several at once
+class ReadableFile {
  public:
   virtual ~ReadableFile() = default;
   virtual int64_t size() const = 0;
