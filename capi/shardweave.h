@@ -2410,10 +2410,10 @@ SWV_API SWV_MUST_USE swv_status* swv_checkpointer_load(swv_checkpointer* checkpo
                                                        const swv_load_options* options,
                                                        int64_t* out_step, swv_string** out_json);
 /* `path`: a checkpoint, or a directory of them: that of the highest step. Values go to where the
- * tensors lie. Before anything is changed: SWV_CODE_NOT_FOUND without a checkpoint or a file of it;
+ * tensors lie. Before anything is changed: SWV_CODE_NOT_FOUND without a checkpoint, and else never;
  * SWV_CODE_INVALID_ARGUMENT for another state, with all that is missing, unexpected or of another
- * shape or type in one message, and for foreign files; SWV_CODE_DATA_LOSS for a file that is cut short
- * or has another checksum; SWV_CODE_FAILED_PRECONDITION for a symbolic link in it. out_step may be
+ * shape or type in one message, and for foreign files; SWV_CODE_DATA_LOSS for a file that is gone, cut
+ * short or damaged; SWV_CODE_FAILED_PRECONDITION for a symbolic link in it. out_step may be
  * NULL, as may out_json: {"path": ..., "step": 100, "missing": [], "unexpected": [], "values":
  * {"epoch": 3}, "bytes_read": 96, "bytes_kept": 96}. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_state_load(swv_state* state, const char* path,

@@ -3232,7 +3232,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " `path`: a checkpoint, or a directory of them: that of the highest step. Values go to where the\n tensors lie. Before anything is changed: SWV_CODE_NOT_FOUND without a checkpoint or a file of it;\n SWV_CODE_INVALID_ARGUMENT for another state, with all that is missing, unexpected or of another\n shape or type in one message, and for foreign files; SWV_CODE_DATA_LOSS for a file that is cut short\n or has another checksum; SWV_CODE_FAILED_PRECONDITION for a symbolic link in it. out_step may be\n NULL, as may out_json: {\"path\": ..., \"step\": 100, \"missing\": [], \"unexpected\": [], \"values\":\n {\"epoch\": 3}, \"bytes_read\": 96, \"bytes_kept\": 96}. COLLECTIVE."]
+    #[doc = " `path`: a checkpoint, or a directory of them: that of the highest step. Values go to where the\n tensors lie. Before anything is changed: SWV_CODE_NOT_FOUND without a checkpoint, and else never;\n SWV_CODE_INVALID_ARGUMENT for another state, with all that is missing, unexpected or of another\n shape or type in one message, and for foreign files; SWV_CODE_DATA_LOSS for a file that is gone, cut\n short or damaged; SWV_CODE_FAILED_PRECONDITION for a symbolic link in it. out_step may be\n NULL, as may out_json: {\"path\": ..., \"step\": 100, \"missing\": [], \"unexpected\": [], \"values\":\n {\"epoch\": 3}, \"bytes_read\": 96, \"bytes_kept\": 96}. COLLECTIVE."]
     pub fn swv_state_load(
         state: *mut swv_state,
         path: *const ::std::os::raw::c_char,

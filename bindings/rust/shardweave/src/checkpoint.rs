@@ -287,7 +287,8 @@ impl Checkpointer {
     }
 
     /// The directory has step-000100 when it returns. An error of a [`save_async`](Self::save_async)
-    /// before it is a warning on stderr. Collective.
+    /// before it is a warning on stderr. [`Code::AlreadyExists`](crate::Code::AlreadyExists) for a step
+    /// that is there, which `save_async` may have saved: then [`wait`](Self::wait) ends a run. Collective.
     pub fn save(&mut self, step: i64, state: &State) -> Result<()> {
         call!(swv_checkpointer_save(self.as_ptr(), step, state.as_ptr()))
     }
