@@ -114,31 +114,34 @@ class PosixReadableFile final : public ReadableFile {
     }
     return absl::OkStatus();
   }
-  absl::Status read_past_cache_at(int64_t offset, void* out, size_t size) const override {
+  absl::Status read_past_cache_at(int64_t offset, void* out, size_t size,
+                                  absl::Span<char> through) const override {
     constexpr auto kPage = static_cast<size_t>(kFilePage);
     constexpr size_t kWorthIt = 64 * kPage;
-    if (size < kWorthIt || offset < 0 ||
-        reinterpret_cast<uintptr_t>(out) % kPage != static_cast<uint64_t>(offset) % kPage ||
-        is_cached(offset, size)) {
+    if (size < kWorthIt || size > through.size() || offset < 0 || offset > size_ ||
+        size > static_cast<uint64_t>(size_ - offset)) {
       return read_at(offset, out, size);
     }
-    auto* const to = static_cast<char*>(out);
-    size_t done =
-        (kPage - static_cast<size_t>(offset) % kPage) % kPage;  // up to the first whole page
-    absl::Status status = read_at(offset, to, done);
-    if (!status.ok()) return status;
+    const size_t before = static_cast<size_t>(offset) % kPage;
+    const size_t pages = (before + size + kPage - 1) / kPage * kPage;
+    if (pages > through.size() || is_cached(offset, size)) return read_at(offset, out, size);
     const int direct = past_cache();
-    const size_t end = done + (size - done) / kPage * kPage;
-    while (direct >= 0 && done < end) {
+    const int64_t begin = offset - static_cast<int64_t>(before);
+    size_t done = 0;
+    while (direct >= 0 && done < pages) {
       const ssize_t got = retried([&] {
-        return ::pread(direct, to + done, end - done, offset + static_cast<int64_t>(done));
+        return ::pread(direct, through.data() + done, pages - done,
+                       begin + static_cast<int64_t>(done));
       });
       if (got <= 0) break;
-      done += static_cast<size_t>(got) / kPage * kPage;
-      if (static_cast<size_t>(got) % kPage != 0) break;
+      done += static_cast<size_t>(got);
+      if (done % kPage != 0) break;  // the file's end
     }
-    // And what is left: less than a page, or all where the file system reads through its cache only. Errors are its.
-    return read_at(offset + static_cast<int64_t>(done), to + done, size - done);
+    const size_t have = std::min(done - std::min(done, before), size);
+    std::memcpy(out, through.data() + before, have);
+    // What is left, such as all of it where the file system reads through its cache only. Errors are its.
+    return read_at(offset + static_cast<int64_t>(have), static_cast<char*>(out) + have,
+                   size - have);
   }
   const std::byte* mapped() const override {
     const std::lock_guard lock(mutex_);

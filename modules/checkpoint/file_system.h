@@ -21,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace shardweave {
 
@@ -46,9 +47,11 @@ class ReadableFile {
   // All of it, mapped into memory as long as this lives; null if that cannot be done. Who touches a
   // mapped file that another program cuts short gets SIGBUS: read_at() does not.
   virtual const std::byte* mapped() const = 0;
-  // As read_at(); many bytes that the system has not in its cache come past it, without a copy, if `out`
-  // lies in its page of memory as `offset` lies in its page of the file: kFilePage.
-  virtual absl::Status read_past_cache_at(int64_t offset, void* out, size_t size) const {
+  // As read_at(); many bytes that the system has not in its cache come past it by way of `through`, if the
+  // kFilePages which they lie in go into that. It begins a page of memory.
+  virtual absl::Status read_past_cache_at(int64_t offset, void* out, size_t size,
+                                          absl::Span<char> through) const {
+    (void)through;
     return read_at(offset, out, size);
   }
 };

@@ -283,7 +283,6 @@ class Reader {
     memory_ =
         StagingMemory::of(bytes, StagingMemory::Pages::kUsual, std::move(memory), /*owners=*/2);
     late_memory_ = std::make_shared<StagingMemory>(late_bytes, StagingMemory::Pages::kUsual);
-    for (const auto& its : {memory_, late_memory_}) its->share_with_children(false);
     std::vector<ReadAhead::Read> ahead;
     for (Target* target : targets) {
       absl::Status status = plan(*target, ahead);
@@ -305,20 +304,13 @@ class Reader {
     }
     return absl::OkStatus();
   }
-  ~Reader() {
-    ahead_.reset();
-    for (const auto& its : {memory_, late_memory_}) {
-      if (its != nullptr) its->share_with_children(true);
-    }
-  }
-  Reader(const Reader&) = delete;
-  Reader& operator=(const Reader&) = delete;
   int64_t bytes_read() const { return read_; }
   int64_t bytes_kept() const { return kept_; }
 
  private:
-  // What is read at a time: large enough for the disk, and soon enough in the cache to be summed up there.
-  static constexpr int64_t kChunk = int64_t{2} << 20;
+  // What is read at a time: large enough for the disk, and soon enough in the cache to be summed up there. With the
+  // rest of its first and last pages of the file, what a read can take past the system's cache.
+  static constexpr int64_t kChunk = ReadAhead::kThrough - 2 * kFilePage;
   struct Chunk {
     int64_t begin;
     int64_t size;
@@ -337,12 +329,10 @@ class Reader {
     size_t num_reads = 0;
     int64_t bytes() const { return common.numel() * element_size(info->dtype); }
     bool is_whole() const { return common == piece->box; }
-    // Of `in_place`; all but the first begin in whole pages of the file. Empty behind the last.
+    // Of `in_place`; empty behind the last.
     Chunk chunk(size_t i) const {
-      const int64_t in_page = file->offset(*info) % kFilePage;
-      const int64_t begin = i == 0 ? 0 : static_cast<int64_t>(i) * kChunk - in_page;
-      const int64_t end = static_cast<int64_t>(i + 1) * kChunk - in_page;
-      return {std::min(begin, bytes()), std::min(end, bytes()) - std::min(begin, bytes())};
+      const int64_t begin = std::min(static_cast<int64_t>(i) * kChunk, bytes());
+      return {begin, std::min(kChunk, bytes() - begin)};
     }
   };
 
@@ -397,18 +387,10 @@ class Reader {
         reads.push_back({&piece, *file, info, *common, local, target.replicas == 1});
       }
     }
-    // The bytes of the first piece come without a copy; where they then lie as tensors that stay had better, too.
-    std::optional<int64_t> place;
-    if (!reads.empty() && reads[0].is_ours) {
-      place = reads[0].file->offset(*reads[0].info) - first_run(reads[0]).bytes_before;
-      const int64_t multiple =
-          target.late == 0 ? element_size(saved.dtype) : StagingMemory::kAlignment;
-      if (*place % multiple != 0) place.reset();
-    }
     const at::ScalarType dtype = scalar_type_of(saved.dtype);
     target.staged = target.is_number ? at::empty(array(local_shape), at::TensorOptions(dtype))
                                      : take_tensor(target.late == 0 ? memory_ : late_memory_,
-                                                   array(local_shape), dtype, place);
+                                                   array(local_shape), dtype);
     kept_ += bytes_of(target);
     for (PieceRead& read : reads) {
       read_ += read.bytes();
@@ -440,15 +422,16 @@ class Reader {
     if (read.is_whole() && run.is_all) {
       read.in_place = out + run.bytes_before;
       for (size_t i = 0; read.chunk(i).size > 0; ++i) {
-        ahead.emplace_back([read, chunk = read.chunk(i)] {
+        ahead.emplace_back([read, chunk = read.chunk(i)](absl::Span<char> through) {
           char* const to = read.in_place + chunk.begin;
           if (chunk.size >= kFilePage) populate_pages(to, chunk.size);
-          return read.is_ours ? read.file->read_past_cache(*read.info, chunk.begin, chunk.size, to)
-                              : read.file->read(*read.info, chunk.begin, chunk.size, to);
+          return read.is_ours
+                     ? read.file->read_past_cache(*read.info, chunk.begin, chunk.size, to, through)
+                     : read.file->read(*read.info, chunk.begin, chunk.size, to);
         });
       }
     } else if (!read.is_whole() || read.piece->sum.has_value()) {
-      ahead.emplace_back([out, read] {
+      ahead.emplace_back([out, read](absl::Span<char>) {
         return read.file->read(*read.info, read.piece->box, read.common, read.local, out);
       });
     }

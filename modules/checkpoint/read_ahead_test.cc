@@ -1,10 +1,12 @@
 #include "shardweave/modules/checkpoint/read_ahead.h"
 
+#include <algorithm>
 #include <atomic>
 #include <latch>
 
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "shardweave/modules/checkpoint/file_system.h"
 
 namespace shardweave::checkpoint_internal {
 namespace {
@@ -14,8 +16,13 @@ TEST(ReadAheadTest, AllAreDoneAndSeveralAtOnce) {
   std::atomic<int> done = 0;
   std::vector<ReadAhead::Read> reads;
   for (int i = 0; i < 100; ++i) {
-    reads.emplace_back([&, i] {
+    reads.emplace_back([&, i](absl::Span<char> through) {
+      EXPECT_EQ(through.size(), ReadAhead::kThrough);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(through.data()) % kFilePage, 0U);
+      std::fill(through.begin(), through.end(), static_cast<char>(i));
       if (i < static_cast<int>(ReadAhead::kThreads)) together.arrive_and_wait();
+      EXPECT_TRUE(std::all_of(through.begin(), through.end(),
+                              [&](char byte) { return byte == static_cast<char>(i); }));
       ++done;
       return absl::OkStatus();
     });
@@ -31,7 +38,7 @@ TEST(ReadAheadTest, NothingBeginsAfterAFailure) {
   std::atomic<int> begun = 0;
   std::vector<ReadAhead::Read> reads;
   for (int i = 0; i < 1000; ++i) {
-    reads.emplace_back([&, i]() -> absl::Status {
+    reads.emplace_back([&, i](absl::Span<char>) -> absl::Status {
       ++begun;
       if (i == 3) {
         failed.count_down();
@@ -59,7 +66,7 @@ TEST(ReadAheadTest, WhatIsNotWantedIsNotDone) {
   {
     std::vector<ReadAhead::Read> reads;
     for (int i = 0; i < 1000; ++i) {
-      reads.emplace_back([&] {
+      reads.emplace_back([&](absl::Span<char>) {
         if (++begun > static_cast<int>(ReadAhead::kThreads)) absl::SleepFor(absl::Milliseconds(5));
         go.wait();
         return absl::OkStatus();

@@ -28,8 +28,6 @@ constexpr std::array<std::string_view, kNumDTypes> kNames = {
 constexpr int64_t kShortRun = 64, kMostTogether = 1 << 20;
 
 // Of a file so large a page more is nothing: its tensors begin in one, for reads past the system's cache.
-constexpr int64_t kLargeFile = 1 << 20;
-
 constexpr int64_t kPiece = 1 << 20;  // of what is read or written, and summed up
 
 absl::Status in_file(const std::string& path, const absl::Status& status) {
@@ -260,8 +258,8 @@ absl::Status SafetensorsFile::read(const StoredTensor& info, int64_t begin, int6
 }
 
 absl::Status SafetensorsFile::read_past_cache(const StoredTensor& info, int64_t begin, int64_t size,
-                                              void* out) const {
-  return file_->read_past_cache_at(offset(info) + begin, out, static_cast<size_t>(size));
+                                              void* out, absl::Span<char> through) const {
+  return file_->read_past_cache_at(offset(info) + begin, out, static_cast<size_t>(size), through);
 }
 
 const std::byte* SafetensorsFile::mapped(const StoredTensor& info) const {
@@ -321,8 +319,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::create(
         str_cat("'", path, "': a name that is no UTF-8: ", std::string_view(error.what())));
   }
   text += text.empty() ? "{}" : "}";
-  const auto multiple = static_cast<size_t>(end < kLargeFile ? 8 : kFilePage);
-  text.resize((8 + text.size() + multiple - 1) / multiple * multiple - 8, ' ');
+  text.resize((text.size() + 7) / 8 * 8, ' ');
   if (static_cast<int64_t>(text.size()) > kMostSafetensorsHeaderBytes) {
     return absl::InvalidArgumentError(str_cat("'", path, "': a header of ", text.size(),
                                               " bytes; wanted at most ",

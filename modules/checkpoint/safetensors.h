@@ -82,8 +82,8 @@ class SafetensorsFile {
   absl::Status read(const StoredTensor& info, void* out, uint64_t* out_checksum) const;
   // `size` of its bytes, from `begin` on; and by ReadableFile::read_past_cache_at().
   absl::Status read(const StoredTensor& info, int64_t begin, int64_t size, void* out) const;
-  absl::Status read_past_cache(const StoredTensor& info, int64_t begin, int64_t size,
-                               void* out) const;
+  absl::Status read_past_cache(const StoredTensor& info, int64_t begin, int64_t size, void* out,
+                               absl::Span<char> through) const;
   int64_t offset(const StoredTensor& info) const {
     return data_begin_ + info.begin;
   }  // in the file

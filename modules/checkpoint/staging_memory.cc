@@ -19,19 +19,23 @@
 namespace shardweave::checkpoint_internal {
 
 StagingMemory::StagingMemory(int64_t bytes, Pages pages) : size_(bytes) {
+  constexpr size_t kHugePage = size_t{2} << 20;
   if (bytes == 0) return;
-  void* const data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) {
+  const auto size = static_cast<size_t>(bytes);
+  mapped_ = size + (pages == Pages::kHuge ? kHugePage : 0);
+  map_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map_ == MAP_FAILED) {
     throw Error(
         absl::ResourceExhaustedError(str_cat("no memory for ", bytes, " bytes of a checkpoint")));
   }
-  if (pages == Pages::kHuge) (void)madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
-  data_ = static_cast<char*>(data);
+  data_ = static_cast<char*>(map_);
+  if (pages != Pages::kHuge) return;
+  data_ += (kHugePage - reinterpret_cast<uintptr_t>(map_) % kHugePage) % kHugePage;
+  (void)madvise(data_, size, MADV_HUGEPAGE);
 }
 
 StagingMemory::~StagingMemory() {
-  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
+  if (data_ != nullptr) munmap(map_, mapped_);
 }
 
 std::shared_ptr<StagingMemory> StagingMemory::of(int64_t bytes, Pages pages,
@@ -45,21 +49,15 @@ std::shared_ptr<StagingMemory> StagingMemory::of(int64_t bytes, Pages pages,
   return std::make_shared<StagingMemory>(bytes, pages);
 }
 
-void* StagingMemory::take(int64_t bytes, std::optional<int64_t> place) {
+char* StagingMemory::take(int64_t bytes) {
   TORCH_INTERNAL_ASSERT(padded(bytes) <= size_ - taken_);
-  int64_t skipped = 0;
-  if (bytes >= kFilePage && place.has_value()) {
-    skipped = (*place - taken_) % kFilePage;  // data_ begins a page
-    if (skipped < 0) skipped += kFilePage;
-  }
-  void* const data = data_ + taken_ + skipped;
+  char* const data = data_ + taken_;
   taken_ += padded(bytes);
   return data;
 }
 
-void StagingMemory::share_with_children(bool share) const {
-  if (data_ == nullptr) return;
-  (void)madvise(data_, static_cast<size_t>(size_), share ? MADV_DOFORK : MADV_DONTFORK);
+void StagingMemory::keep_from_children() const {
+  if (data_ != nullptr) (void)madvise(data_, static_cast<size_t>(size_), MADV_DONTFORK);
 }
 
 void populate_pages(void* data, int64_t bytes) {
@@ -74,11 +72,10 @@ void populate_pages(void* data, int64_t bytes) {
 }
 
 at::Tensor take_tensor(const std::shared_ptr<StagingMemory>& memory, at::IntArrayRef sizes,
-                       at::ScalarType dtype, std::optional<int64_t> place) {
+                       at::ScalarType dtype) {
   const int64_t bytes =
       c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
-  return at::from_blob(
-      memory->take(bytes, place), sizes, [memory](void*) {}, at::TensorOptions(dtype));
+  return at::from_blob(memory->take(bytes), sizes, [memory](void*) {}, at::TensorOptions(dtype));
 }
 
 namespace {

@@ -4,10 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 
 #include "ATen/core/TensorBody.h"
-#include "shardweave/modules/checkpoint/file_system.h"
 
 namespace shardweave::checkpoint_internal {
 
@@ -33,27 +31,28 @@ class StagingMemory {
                                            std::shared_ptr<StagingMemory> memory,
                                            int64_t owners = 1);
 
-  // Whether children of this process have it: not while the disk writes to it, which on older systems is lost
-  // where fork() has both write to a copy (open(2), O_DIRECT).
-  void share_with_children(bool share) const;
+  // Children of this process do not have it. For what the disk writes to: on older systems that is lost where
+  // fork() has parent and child write to a copy (open(2), O_DIRECT).
+  void keep_from_children() const;
 
-  // What a part of so many bytes takes of it, at most.
+  // What a part of so many bytes takes of it.
   static int64_t padded(int64_t bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment + (bytes < kFilePage ? 0 : kFilePage);
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
-  // The next `bytes`, of which there are enough. `place`: where in its page that begins, if it is as long as
-  // a page, instead of at a multiple of kAlignment.
-  void* take(int64_t bytes, std::optional<int64_t> place = std::nullopt);
+  // The next `bytes`, of which there are enough.
+  char* take(int64_t bytes);
 
  private:
   const int64_t size_;
-  char* data_ = nullptr;
+  void* map_ = nullptr;
+  size_t mapped_ = 0;
+  char* data_ = nullptr;  // in it; huge pages begin where memory does
   int64_t taken_ = 0;
 };
 
 // The next of it as a tensor, which keeps all of it alive.
 at::Tensor take_tensor(const std::shared_ptr<StagingMemory>& memory, at::IntArrayRef sizes,
-                       at::ScalarType dtype, std::optional<int64_t> place = std::nullopt);
+                       at::ScalarType dtype);
 
 // Has the system bring these pages before they are written to, which takes it half the time of bringing each as
 // it is met. Nothing where the system cannot. They may be written to meanwhile.
