@@ -2337,7 +2337,8 @@ SWV_API SWV_MUST_USE swv_status* swv_state_add_random(swv_state* state, const ch
  * once loaded. Positions among other samples are SWV_CODE_INVALID_ARGUMENT when loading. */
 SWV_API SWV_MUST_USE swv_status* swv_state_add_loader(swv_state* state, const char* name,
                                                       swv_loader* loader);
-/* JSON of the caller's own, the same on all ranks; again: another one. Loading replaces it. */
+/* JSON of the caller's own, the same on all ranks; again: another one. Loading replaces it, and wants it
+ * to be there. What a checkpoint has beyond those that are set is not kept for the next one. */
 SWV_API SWV_MUST_USE swv_status* swv_state_set_value(swv_state* state, const char* name,
                                                      const char* json);
 /* SWV_CODE_NOT_FOUND. */
@@ -2426,9 +2427,9 @@ SWV_API SWV_MUST_USE swv_status* swv_state_load(swv_state* state, const char* pa
 SWV_API SWV_MUST_USE swv_status* swv_list_checkpoints(const char* directory, int64_t* steps,
                                                       size_t capacity, size_t* out_count);
 /* What swv_state_load would load: `path` itself, or its checkpoint of the highest step.
- * SWV_CODE_NOT_FOUND. */
+ * SWV_CODE_NOT_FOUND; SWV_CODE_DATA_LOSS if a directory of a higher step has no manifest. */
 SWV_API SWV_MUST_USE swv_status* swv_find_checkpoint(const char* path, swv_string** out_path);
-/* Reads all of one checkpoint: sizes, headers, checksums. */
+/* Reads all of what swv_find_checkpoint finds: sizes, headers, checksums. */
 SWV_API SWV_MUST_USE swv_status* swv_verify_checkpoint(const char* path);
 
 /* Safetensors (https://github.com/huggingface/safetensors), read strictly: `path` is a file, an index

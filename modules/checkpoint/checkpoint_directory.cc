@@ -93,11 +93,26 @@ absl::StatusOr<std::string> find_checkpoint(const std::string& path, FileSystem*
     if (entry.name == kManifestName) return path;
   }
   std::vector<int64_t> steps = steps_of(*entries);
+  std::string without_manifest;
+  const std::string bare = path.substr(0, path.find_last_not_of('/') + 1);
+  if (steps.empty() && checkpoint_step(bare.substr(bare.find_last_of('/') + 1)).has_value()) {
+    return absl::DataLossError(str_cat("'", path, "' has no ", kManifestName,
+                                       ", and so is no checkpoint, or not all of one"));
+  }
   for (; !steps.empty(); steps.pop_back()) {
     std::string newest = join_path(path, checkpoint_name(steps.back()));
     const absl::StatusOr<bool> is_one = is_checkpoint(*its, newest);
     if (!is_one.ok()) return is_one.status();
-    if (*is_one) return newest;
+    if (*is_one && without_manifest.empty()) return newest;
+    if (*is_one) break;
+    if (without_manifest.empty()) without_manifest = newest;
+  }
+  if (!without_manifest.empty()) {
+    return absl::DataLossError(
+        str_cat("'", without_manifest, "' has no ", kManifestName,
+                ", and so is no checkpoint, or not all of one; remove it to go on from ",
+                steps.empty() ? std::string("the beginning")
+                              : str_cat("'", checkpoint_name(steps.back()), "' beside it")));
   }
   return absl::NotFoundError(str_cat("'", path, "' has no checkpoint: neither ", kManifestName,
                                      " nor a directory ", checkpoint_name(100), " with one"));
@@ -158,11 +173,13 @@ absl::StatusOr<std::shared_ptr<SafetensorsFile>> open_checkpoint_file(
   return file;
 }
 
-absl::Status verify_checkpoint(const std::string& checkpoint, std::shared_ptr<FileSystem> fs) {
+absl::Status verify_checkpoint(const std::string& path, std::shared_ptr<FileSystem> fs) {
   if (fs == nullptr) fs = posix_file_system();
-  const absl::StatusOr<Manifest> manifest = read_manifest(checkpoint, fs.get());
+  const absl::StatusOr<std::string> found = find_checkpoint(path, fs.get());
+  if (!found.ok()) return found.status();
+  const absl::StatusOr<Manifest> manifest = read_manifest(*found, fs.get());
   if (!manifest.ok()) return manifest.status();
-  return verify_files(checkpoint, *manifest, fs, 0, 1);
+  return verify_files(*found, *manifest, fs, 0, 1);
 }
 
 namespace checkpoint_internal {

@@ -36,7 +36,8 @@ std::optional<int64_t> checkpoint_step(std::string_view name);
 absl::StatusOr<std::vector<int64_t>> list_checkpoints(const std::string& directory,
                                                       FileSystem* fs = nullptr);
 
-// `path` itself if it is a checkpoint, else the one of the highest step in it. NotFound.
+// `path` itself if it is a checkpoint, else the one of the highest step in it. NotFound; DataLoss if a directory
+// of a higher step is there and has no manifest.
 absl::StatusOr<std::string> find_checkpoint(const std::string& path, FileSystem* fs = nullptr);
 
 // Of one checkpoint. Errors name the file. `out_text`, if given: as it stands there.
@@ -49,10 +50,9 @@ absl::StatusOr<std::shared_ptr<SafetensorsFile>> open_checkpoint_file(
     const std::string& checkpoint, const Manifest& manifest, const std::string& name,
     std::shared_ptr<FileSystem> fs = nullptr);
 
-// Reads all of it: sizes, headers, pieces and checksums. The first thing that is wrong: DataLoss for a
-// checksum, else as the functions above.
-absl::Status verify_checkpoint(const std::string& checkpoint,
-                               std::shared_ptr<FileSystem> fs = nullptr);
+// Reads all of what find_checkpoint() finds: sizes, headers, pieces and checksums. The first thing that is wrong:
+// DataLoss for a checksum, else as the functions above.
+absl::Status verify_checkpoint(const std::string& path, std::shared_ptr<FileSystem> fs = nullptr);
 
 namespace checkpoint_internal {
 

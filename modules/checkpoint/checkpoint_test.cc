@@ -824,7 +824,10 @@ TEST(CheckpointTest, BadFilesAreErrorsOnAllRanksBeforeAnythingIsApplied) {
       },
       kNotFound, "has no checkpoint");
   fs::remove_all(directory + "_out");
-  fails([&] { fs::remove(path + "/manifest.json"); }, kNotFound, "manifest.json");
+  fails([&] { fs::remove(path + "/manifest.json"); }, kDataLoss,
+        "has no manifest.json, and so is no checkpoint, or not all of one; remove it to go on from "
+        "the "
+        "beginning");
   fails([&] { std::ofstream(path + "/manifest.json") << "{}"; }, kInvalidArgument, "\"format\"");
   fails([&] { fs::remove_all(path); }, kNotFound, "has no checkpoint");
   fails([&] { fs::remove_all(directory); }, kNotFound, "No such file");
@@ -1177,7 +1180,24 @@ TEST(CheckpointTest, RanksThatDifferAreAllTold) {
         state.add_tensor("w", zeros({6}, mesh, {Shard(0)}));
         save_checkpoint(directory, 1 + rank / 2, state, mesh);
       },
-      kInvalidArgument, "the step, a value, an option");
+      kInvalidArgument, "the step, an option or the number of tensors and values is not the same");
+  all_fail(
+      [&](const MeshPtr& mesh, int64_t rank) {
+        StateDict state;
+        state.add_tensor("w", zeros({6}, mesh, {Shard(0)}));
+        state.set_value("epoch", "1");
+        state.set_value("loss", rank == 1 ? "0.5" : "0.25");
+        save_checkpoint(directory, 1, state, mesh);
+      },
+      kInvalidArgument, "value 'loss' is not the same on ranks 0 and 1");
+  all_fail(
+      [&](const MeshPtr& mesh, int64_t rank) {
+        StateDict state;
+        state.add_tensor("w", zeros({6}, mesh, {Shard(0)}));
+        if (rank == 2) state.set_value("loss", "1");
+        save_checkpoint(directory, 1, state, mesh);
+      },
+      kInvalidArgument, "is not the same on ranks");
   all_fail(
       [&](const MeshPtr& mesh, int64_t rank) {
         StateDict state;

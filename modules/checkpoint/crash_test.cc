@@ -210,13 +210,39 @@ TEST(CrashTest, WhatDoesNotGoStopsNoSave) {
     model.set(3);
     checkpointer.save_async(3, model.state);
     checkpointer.wait();
-    EXPECT_EQ(newest(directory), 3);
-    // They are in the way of their own steps alone.
+    EXPECT_EQ(list_checkpoints(directory)->back(), 3);
+    // They are in the way of saving their own steps alone.
     const absl::Status in_the_way = status_of([&] { checkpointer.save(700, model.state); });
     EXPECT_EQ(in_the_way.code(), absl::StatusCode::kAlreadyExists);
     EXPECT_THAT(std::string(in_the_way.message()),
                 HasSubstr("is no checkpoint, for it has no manifest"));
+    // But nobody goes on from the one before without having been told.
+    for (const auto& reads : std::vector<std::function<void()>>{
+             [&] { load_checkpoint(directory, model.state, mesh); },
+             [&] { checkpointer.load(model.state); }, [&] { checkpointer.open(); },
+             [&] { checkpointer.open(3); },
+             [&] {
+               if (const absl::Status its = verify_checkpoint(directory); !its.ok())
+                 throw Error(its);
+             }}) {
+      const absl::Status told = status_of(reads);
+      EXPECT_EQ(told.code(), absl::StatusCode::kDataLoss);
+      EXPECT_THAT(std::string(told.message()),
+                  HasSubstr("step-000700' has no manifest.json, and so is no checkpoint, or not "
+                            "all of one; remove it to go on from 'step-000003' beside it"));
+    }
+    const absl::Status itself =
+        status_of([&] { load_checkpoint(directory + "/step-000700/", model.state, mesh); });
+    EXPECT_EQ(itself.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(itself.message()),
+                HasSubstr("'step-000003' beside it is the newest of those before"));
+    model.set(0);
+    EXPECT_EQ(load_checkpoint(directory + "/step-000003", model.state, mesh).step, 3);
+    EXPECT_EQ(model.value(), 3);
   });
+  fs::remove_all(directory + "/step-000700");
+  EXPECT_EQ(newest(directory), 3);
+  EXPECT_TRUE(verify_checkpoint(directory).ok());
   EXPECT_EQ(*list_checkpoints(directory), std::vector<int64_t>{3});
   EXPECT_TRUE(fs::exists(directory + "/step-000003"));
   EXPECT_FALSE(fs::exists(directory + "/step-000002"));

@@ -521,11 +521,11 @@ absl::Status compare(const Sums& all, const std::string& path) {
     if (all.sums[i] == all.wanted[i]) continue;
     std::set<std::string> files;
     for (const SavedPiece& piece : all.of[i]->saved->pieces) files.insert(piece.file);
-    return absl::DataLossError(str_cat(
-        "'", path, "': the elements of \"", all.of[i]->saved_name, "\", read in parts from ",
-        absl::StrJoin(files, ", "), ", have the sum ", to_hex(all.sums[i]), "; the manifest says ",
-        to_hex(all.wanted[i]),
-        " (`shardweave ckpt fsck` names a damaged file; if it finds none, reading has failed)"));
+    return absl::DataLossError(
+        str_cat("'", path, "': the elements of \"", all.of[i]->saved_name,
+                "\", read in parts from ", absl::StrJoin(files, ", "), ", have the sum ",
+                to_hex(all.sums[i]), "; the manifest says ", to_hex(all.wanted[i]),
+                " (verify_checkpoint names a damaged file; if it finds none, reading has failed)"));
   }
   return absl::OkStatus();
 }
@@ -667,6 +667,7 @@ LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict
       comm,
       [&]() -> absl::StatusOr<std::string> {
         absl::StatusOr<std::string> its = find_checkpoint(path, fs.get());
+        if (absl::IsDataLoss(its.status())) return with_way_on(its.status(), path, *fs);
         if (!its.ok()) return its.status();
         std::string text;
         const absl::StatusOr<Manifest> read = read_manifest(*its, fs.get(), &text);

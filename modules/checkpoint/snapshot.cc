@@ -201,7 +201,7 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
     for (const std::string& alias : one.aliases) manifest.aliases[alias] = one.name;
     request.tensors.push_back(std::move(laid_out));
   }
-  uint64_t others = checksum(static_cast<uint64_t>(step), settings);
+  std::vector<std::string> values;
   for (const auto& [name, value] : state.values()) {
     absl::StatusOr<std::string> json = normalized_json(value.get());
     if (!json.ok()) {
@@ -209,9 +209,11 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
                   str_cat("value '", name, "': ", std::string(json.status().message())));
     }
     manifest.values[name] = *std::move(json);
-    others = checksum(checksum(others, name), manifest.values[name]);
+    sums.push_back(checksum(checksum(0, name), manifest.values[name]));
+    values.push_back(name);
     if (value.resumes()) manifest.resumes.insert(name);
   }
+  uint64_t others = checksum(static_cast<uint64_t>(step), settings);
   for (const std::string& prefix : manifest.without_state) others = checksum(others, prefix);
   for (const std::string& name : manifest.resumes) others = checksum(others, name);
   sums.push_back(others);
@@ -261,10 +263,13 @@ void take_snapshot(MeshContext& context, const StateDict& state, int64_t step,
   }
   const std::optional<Difference> differs = agreement.reach(sums);
   if (!differs.has_value()) return;
+  const size_t value = differs->index - tensors.size();
   const std::string which =
       differs->index < tensors.size()
           ? str_cat("tensor ", differs->index, " ('", tensors[differs->index].name, "')")
-          : std::string("the step, a value, an option or the number of tensors");
+      : value < values.size()
+          ? str_cat("value '", values[value], "'")
+          : std::string("the step, an option or the number of tensors and values");
   refuse_save(absl::StatusCode::kInvalidArgument,
               str_cat(which, " is not the same on ranks ", differs->ranks[0], " and ",
                       differs->ranks[1], "; wanted one state on all ranks"));

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_join.h"
 #include "c10/core/GradMode.h"
 #include "nlohmann/json.hpp"
 #include "shardweave/comm/str_cat.h"
@@ -180,7 +181,8 @@ class NamesOfTensors {
     const auto it = fqns_.find(parameter.unsafeGetTensorImpl());
     if (it == fqns_.end()) {
       refuse(absl::StatusCode::kInvalidArgument,
-             str_cat("parameter ", index, " of the optimizer is none of the module's"));
+             str_cat("parameter ", index, " of the optimizer, of shape [",
+                     absl::StrJoin(parameter.sizes(), ", "), "], is none of the module's"));
     }
     return it->second;
   }

@@ -92,15 +92,13 @@ absl::Status make_and_lock(FileSystem& fs, const std::string& directory,
 
 // FailedPrecondition if there is a later step than `step`.
 absl::Status check_newest(FileSystem& fs, const std::string& directory, int64_t step) {
-  const absl::StatusOr<std::string> newest = find_checkpoint(directory, &fs);
-  if (absl::IsNotFound(newest.status())) return absl::OkStatus();
-  if (!newest.ok()) return newest.status();
-  const std::optional<int64_t> its = checkpoint_step(newest->substr(newest->find_last_of('/') + 1));
-  if (!its.has_value() || *its <= step) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      str_cat("'", *newest, "' is of a later step than ", step,
-              ", and would be taken for the newest; a run that goes back saves into another "
-              "directory, or removes the later ones first"));
+  const absl::StatusOr<std::vector<int64_t>> steps = list_checkpoints(directory, &fs);
+  if (!steps.ok()) return steps.status();
+  if (steps->empty() || steps->back() <= step) return absl::OkStatus();
+  return absl::FailedPreconditionError(str_cat(
+      "'", join_path(directory, checkpoint_name(steps->back())), "' is of a later step than ", step,
+      ", and would be taken for the newest; a run that goes back saves into another "
+      "directory, or removes the later ones first"));
 }
 
 std::string temporary_name(int64_t step) {
@@ -194,7 +192,8 @@ absl::Status open_directory(FileSystem& fs, const std::string& directory,
                             std::optional<int64_t> done, std::unique_ptr<FileLock>& lock) {
   absl::Status status = make_and_lock(fs, directory, lock);
   if (status.ok() && done.has_value()) status = check_newest(fs, directory, *done);
-  if (!status.ok()) return status;
+  if (status.ok()) status = find_checkpoint(directory, &fs).status();
+  if (!status.ok() && !absl::IsNotFound(status)) return status;
   // The lock alone does not tell: its file may have been there. By a name that the next save removes.
   const std::string probe = join_path(directory, temporary_name(done.value_or(0)));
   status = fs.create_directory(probe);

@@ -451,10 +451,11 @@ TEST(SampleOrderTest, PositionsAsJson) {
   expect_wrong(with("\"epoch\":2", "\"epoch\":4"), "epoch is 4; wanted 0 to 3");
   expect_wrong(with("\"sample\":9", "\"sample\":10"), "sample is 10 of epoch 2; wanted 0 to 9");
   expect_wrong(with("\"sample\":9", "\"sample\":-1"), "sample is -1");
-  expect_wrong(with("\"num_samples\":10", "\"num_samples\":11"), "num_samples 11; here it is 10");
+  expect_wrong(with("\"num_samples\":10", "\"num_samples\":11"),
+               "its 'num_samples' is 11, and here 10");
   expect_wrong(with("18446744073709551615", "18446744073709551614"),
-               "seed 18446744073709551614; here it is");
-  expect_wrong(with("true", "false"), "shuffle false; here it is true");
+               "its 'seed' is 18446744073709551614, and here ");
+  expect_wrong(with("true", "false"), "its 'shuffle' is false, and here true");
   expect_wrong(with("true", "1"), "'shuffle' is 1; wanted true or false");
 }
 

@@ -128,8 +128,8 @@ absl::StatusOr<SamplePosition> SampleOrder::from_json(std::string_view text) con
   for (const auto& [key, value] : wanted.items()) {
     if (!json.contains(key)) return refuse(str_cat("has no '", key, "'"));
     if (key != "epoch" && key != "sample" && json[key] != value) {
-      return refuse(str_cat("is one of ", key, " ", json[key].dump(), "; here it is ", value.dump(),
-                            ", and the samples come in another order"));
+      return refuse(str_cat("its '", key, "' is ", json[key].dump(), ", and here ", value.dump(),
+                            ": other samples, or in another order"));
     }
   }
   for (const char* key : {"epoch", "sample"}) {

@@ -176,11 +176,12 @@ class Progress {
 
 // The checkpoints of a directory, or the one that it is.
 absl::StatusOr<Words> checkpoints_in(const std::string& path) {
-  const absl::StatusOr<std::string> found = find_checkpoint(path);
-  if (!found.ok()) return found.status();
-  if (*found == path) return Words{path};
   const absl::StatusOr<std::vector<int64_t>> steps = list_checkpoints(path);
   if (!steps.ok()) return steps.status();
+  if (steps->empty()) {
+    const absl::StatusOr<std::string> found = find_checkpoint(path);
+    return found.ok() ? absl::StatusOr<Words>(Words{*found}) : found.status();
+  }
   Words paths;
   for (const int64_t step : *steps) paths.push_back(join_path(path, checkpoint_name(step)));
   return paths;

@@ -144,7 +144,8 @@ func (s *State) AddLoader(name string, loader *TokenLoader) error {
 	return do(func(*rank) error { return c.StateAddLoader(s.handle, name, loader.handle) }, s, loader)
 }
 
-// SetValue sets a value of the program's own, JSON, the same on all ranks. Loading replaces it.
+// SetValue sets a value of the program's own, JSON, the same on all ranks. Loading replaces it, and wants it to be there. What
+// a checkpoint has beyond the values that are set is in Loaded's Values, and not kept for the next checkpoint.
 func (s *State) SetValue(name, json string) error {
 	return do(func(*rank) error { return c.StateSetValue(s.handle, name, json) }, s)
 }
@@ -323,13 +324,14 @@ func ListCheckpoints(directory string) ([]int64, error) {
 	return steps, public(err)
 }
 
-// FindCheckpoint is the checkpoint that Load would load: the path itself, or its newest.
+// FindCheckpoint is the checkpoint that Load would load: the path itself, or its newest. DataLoss if a directory of a higher
+// step has no manifest.
 func FindCheckpoint(path string) (string, error) {
 	found, err := c.FindCheckpoint(path)
 	return found, public(err)
 }
 
-// VerifyCheckpoint reads all of one checkpoint: sizes, headers, checksums.
+// VerifyCheckpoint reads all of what FindCheckpoint finds: sizes, headers, checksums.
 func VerifyCheckpoint(path string) error { return public(c.VerifyCheckpoint(path)) }
 
 // WriteSafetensors writes plain tensors by their names to a file that is not there yet, with texts about them; it is on the

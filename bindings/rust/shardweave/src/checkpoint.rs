@@ -174,7 +174,9 @@ impl State {
         call!(swv_state_add_loader(self.as_ptr(), name.as_ptr(), loader.as_ptr()))
     }
 
-    /// JSON of the program's own, the same on all ranks. Loading replaces it.
+    /// JSON of the program's own, the same on all ranks. Loading replaces it, and wants it to be there.
+    /// What a checkpoint has beyond the values that are set is in [`Loaded::json`], and not kept for the
+    /// next checkpoint.
     pub fn set_value(&self, name: &str, json: &str) -> Result<()> {
         let name = c_text(name, "name").of("State::set_value")?;
         let json = c_text(json, "json").of("State::set_value")?;
@@ -410,13 +412,14 @@ pub fn list_checkpoints(directory: impl AsRef<Path>) -> Result<Vec<i64>> {
     list!(swv_list_checkpoints(directory.as_ptr()) -> i64)
 }
 
-/// The checkpoint that [`State::load`] would load: `path` itself, or its newest.
+/// The checkpoint that [`State::load`] would load: `path` itself, or its newest. `DataLoss` if a
+/// directory of a higher step has no manifest.
 pub fn find_checkpoint(path: impl AsRef<Path>) -> Result<PathBuf> {
     let path = c_path(path.as_ref()).of("find_checkpoint")?;
     text!(swv_find_checkpoint(path.as_ptr())).map(PathBuf::from)
 }
 
-/// Reads all of one checkpoint: sizes, headers, checksums.
+/// Reads all of what [`find_checkpoint`] finds: sizes, headers, checksums.
 pub fn verify_checkpoint(path: impl AsRef<Path>) -> Result<()> {
     let path = c_path(path.as_ref()).of("verify_checkpoint")?;
     call!(swv_verify_checkpoint(path.as_ptr()))

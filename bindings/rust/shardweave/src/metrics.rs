@@ -32,7 +32,8 @@ unsafe impl Sync for MetricsWriter {}
 
 impl MetricsWriter {
     /// A line for each step, which is in the file when [`MetricsWriter::write`] returns. Appends; of a
-    /// file that a run has left in the middle of a line, this line goes.
+    /// file that a run has left in the middle of a line, this line goes. Steps that a run does again, after
+    /// it was killed, stand there twice: the later line counts.
     pub fn json_lines(path: impl AsRef<Path>) -> Result<MetricsWriter> {
         let path = c_path(path.as_ref()).of("MetricsWriter::json_lines")?;
         create!(swv_metrics_writer_open_json_lines(path.as_ptr())).map(MetricsWriter)
