@@ -2380,7 +2380,8 @@ SWV_API void swv_checkpointer_free(swv_checkpointer* checkpointer);
  * would be an error after its first steps: makes the directory, if it is not there, and takes it. `done`
  * is how many steps are; a checkpoint of a later one is an error then. -1: who resumes from this
  * directory, before swv_checkpointer_load. SWV_CODE_FAILED_PRECONDITION if another run saves there, or
- * for that later step; of the disk, SWV_CODE_PERMISSION_DENIED and others. COLLECTIVE. */
+ * for that later step; SWV_CODE_DATA_LOSS if what would be the newest checkpoint has no manifest; of the
+ * disk, SWV_CODE_PERMISSION_DENIED and others. COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_checkpointer_open(swv_checkpointer* checkpointer,
                                                        int64_t done);
 /* The directory has step-000100 when it returns. SWV_CODE_ALREADY_EXISTS for a step that is there,
@@ -2427,7 +2428,8 @@ SWV_API SWV_MUST_USE swv_status* swv_state_load(swv_state* state, const char* pa
 SWV_API SWV_MUST_USE swv_status* swv_list_checkpoints(const char* directory, int64_t* steps,
                                                       size_t capacity, size_t* out_count);
 /* What swv_state_load would load: `path` itself, or its checkpoint of the highest step.
- * SWV_CODE_NOT_FOUND; SWV_CODE_DATA_LOSS if a directory of a higher step has no manifest. */
+ * SWV_CODE_NOT_FOUND; SWV_CODE_DATA_LOSS if the directory of a higher step has files of a checkpoint
+ * and no manifest. */
 SWV_API SWV_MUST_USE swv_status* swv_find_checkpoint(const char* path, swv_string** out_path);
 /* Reads all of what swv_find_checkpoint finds: sizes, headers, checksums. */
 SWV_API SWV_MUST_USE swv_status* swv_verify_checkpoint(const char* path);

@@ -17,6 +17,7 @@
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/remembered.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/observe/observer.h"
 #include "torch/csrc/autograd/custom_function.h"
@@ -124,8 +125,22 @@ at::Tensor gradient_there(const at::Tensor& grad, const Holder& holder) {
   const at::Tensor there = as_dtensor(grad, holder.context);
   if (meta_of(there).spec->layout == holder.layout) return there;
   if (c10::GradMode::is_enabled()) return Redistribute::apply(there, holder.layout, holder.site);
+  // The gradient of a sum comes to each of its summands: what it was reduced to for one is found by the next,
+  // which gets its own, for either may become a .grad, to which more is added in place.
+  DTensorMeta& meta = meta_of(there);
+  SpecRef target = holder.context->with_layout(*meta.spec, holder.layout);
+  if (const std::optional<at::Tensor> kept = recall(meta, *target)) {
+    ++holder.context->observation.counters.remembered_uses;
+    return wrap(kept->clone(), std::move(target), holder.context);
+  }
   const std::string name = holder.site.name();
-  return redistributed(there, holder.layout, {.name = name, .where = holder.site.where});
+  at::Tensor result =
+      redistributed(there, holder.layout, {.name = name, .where = holder.site.where});
+  if (meta.spec->layout.has_partial() &&
+      is_kept(worth_remembering(meta.spec->layout, {}, holder.layout))) {
+    remember(meta, std::move(target), meta_of(result).local());
+  }
+  return result;
 }
 
 struct FromLocal : torch::autograd::Function<FromLocal> {

@@ -157,16 +157,26 @@ double StrategyWeigher::bring(const Strategy& strategy) const {
   return seconds;
 }
 
-double StrategyWeigher::owed(const Strategy& strategy, double share_of_sums,
-                             double share_of_cuts) const {
+double StrategyWeigher::owed(const Strategy& strategy, double share_of_sums, double share_of_cuts,
+                             bool sums_data) const {
   double seconds = 0;
+  double now = 0;  // of reducing the sums that it takes
+  int64_t numel = 0;
+  for (const Input& input : inputs_) {
+    if (!strategy.inputs[input.index].is_partial()) continue;
+    now += transfer(input, *input.have, Replicate());
+    numel = std::max(numel, input.numel);
+  }
   for (const Output& output : outputs_) {
     const Placement& result = strategy.result(output.index);
     if (result.is_replicate()) continue;
     const double share = result.is_partial() ? share_of_sums : share_of_cuts;
     if (share == 0) continue;
-    seconds += share * transition_cost(result, Replicate(), call_.num_ranks,
-                                       bytes_of(output, strategy), link_);
+    const double whole =
+        transition_cost(result, Replicate(), call_.num_ranks, bytes_of(output, strategy), link_);
+    const bool is_put_off =
+        result.is_partial() && numel > 0 && (sums_data || output.numel == numel);
+    seconds += share * (is_put_off ? std::min(whole, now) : whole);
   }
   return seconds;
 }
@@ -251,7 +261,8 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
                                      : kFreshSum,
                      cuts_stay  ? 0
                      : any_data ? kMovedCut
-                                : kOwnCut);
+                                : kOwnCut,
+                     takes_sum_of_data);
     if (is_too_much(cost.seconds())) return std::nullopt;
   }
   return cost;

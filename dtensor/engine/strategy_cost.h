@@ -15,7 +15,9 @@
 // A Partial is reduced as late as possible where it stays one tensor (sums, views, linear functions
 // of it alone), for other summands may join it: (x + Partial) + Partial is reduced once. In a product
 // it is reduced first, for each product would owe a reduction of its own; but not a sum over data,
-// which is most often on its way to be a parameter's gradient, and reduced there with all others. A
+// which is most often on its way to be a parameter's gradient, and reduced there with all others. That
+// a result has wider elements (a gradient that is cast to its parameter's type), or that of a sum over
+// data more of them (it is that of a slice), makes putting a reduction off no dearer. A
 // tensor that has been reduced or gathered once is remembered so (remembered.h), and costs nothing a
 // second time.
 //
@@ -103,7 +105,8 @@ class StrategyWeigher {
   int64_t bytes_of(const Output& output, const Strategy& strategy) const;
   double compute(const Strategy& strategy) const;
   double bring(const Strategy& strategy) const;
-  double owed(const Strategy& strategy, double share_of_sums, double share_of_cuts) const;
+  double owed(const Strategy& strategy, double share_of_sums, double share_of_cuts,
+              bool sums_data) const;
 
   const OpCall& call_;
   const CostModel& model_;

@@ -369,6 +369,16 @@ void copy(const OpCall& call, Strategies& out) {
   pass_partials(call, out, kAllReduceOps);
 }
 
+// One that lies otherwise in memory is made for a product most often (reshape, contiguous), which wants a sum
+// whole. Reduced here, it is remembered with the tensor that it is a copy of, and the next such copy finds it.
+void clone(const OpCall& call, Strategies& out) {
+  const TensorInfo& self = call.input("self");
+  const bool is_moved = self.strides != call.output().strides;
+  const bool of_data = call.mesh_dim < 64 && (self.origins.data >> call.mesh_dim & 1) != 0;
+  if (!is_moved || of_data) return copy(call, out);
+  pointwise()(call, out);
+}
+
 // What is there already does not matter: a Partial that is overwritten need not be reduced.
 void overwrite(const OpCall& call, Strategies& out) {
   pointwise()(call, out);
@@ -475,7 +485,8 @@ void add_data_movement_rules(RuleTable& table) {
   table.add("aten::constant_pad_nd", sharded(constant_pad).reads({"value"}));
   table.add({"aten::sort", "aten::topk"}, along_dim());
 
-  table.add({"aten::clone", "aten::copy", "aten::lift", "aten::_to_copy"}, sharded(copy));
+  table.add({"aten::copy", "aten::lift", "aten::_to_copy"}, sharded(copy));
+  table.add("aten::clone", sharded(clone));
   table.add("aten::copy_", sharded(copy).shapes_like({"self"}));
   table.add({"aten::fill", "aten::fill_"}, sharded(overwrite));
   table.add({"aten::zero", "aten::zero_"}, sharded(zero));

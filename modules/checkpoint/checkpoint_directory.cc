@@ -18,19 +18,39 @@ using namespace checkpoint_internal;
 
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::string_view kTemporary = ".tmp-";
+constexpr std::string_view kFilePrefix = "rank-", kFileSuffix = ".safetensors";
 constexpr int64_t kMostManifestBytes = int64_t{1} << 28;  // of about two million pieces
 
 absl::Status in_file(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), str_cat("'", path, "': ", std::string(status.message())));
 }
 
-// Whether it has a manifest: without one it is somebody else's, or what is left of one.
-absl::StatusOr<bool> is_checkpoint(FileSystem& fs, const std::string& path) {
+bool is_file_of_checkpoint(std::string_view name) {
+  return name.starts_with(kFilePrefix) && name.ends_with(kFileSuffix);
+}
+
+// What a directory is that is called as a checkpoint is.
+enum class Kind : uint8_t {
+  kCheckpoint,
+  kCutShort,  // it has files of one, and no manifest: saving makes no such thing
+  kForeign,   // somebody else's
+  kGone,      // just now
+};
+
+Kind kind_of(const std::vector<DirectoryEntry>& entries) {
+  Kind kind = Kind::kForeign;
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.name == kManifestName) return Kind::kCheckpoint;
+    if (is_file_of_checkpoint(entry.name)) kind = Kind::kCutShort;
+  }
+  return kind;
+}
+
+absl::StatusOr<Kind> kind_of(FileSystem& fs, const std::string& path) {
   const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(path);
-  if (absl::IsNotFound(entries.status())) return false;  // it has gone just now
+  if (absl::IsNotFound(entries.status())) return Kind::kGone;
   if (!entries.ok()) return entries.status();
-  return std::any_of(entries->begin(), entries->end(),
-                     [](const DirectoryEntry& entry) { return entry.name == kManifestName; });
+  return kind_of(*entries);
 }
 
 // The steps of directories that are called as checkpoints are, from the first on.
@@ -77,42 +97,41 @@ absl::StatusOr<std::vector<int64_t>> list_checkpoints(const std::string& directo
   if (!entries.ok()) return entries.status();
   std::vector<int64_t> steps;
   for (const int64_t step : steps_of(*entries)) {
-    const absl::StatusOr<bool> is_one =
-        is_checkpoint(*its, join_path(directory, checkpoint_name(step)));
-    if (!is_one.ok()) return is_one.status();
-    if (*is_one) steps.push_back(step);
+    const absl::StatusOr<Kind> kind = kind_of(*its, join_path(directory, checkpoint_name(step)));
+    if (!kind.ok()) return kind.status();
+    if (*kind == Kind::kCheckpoint) steps.push_back(step);
   }
   return steps;
 }
 
 absl::StatusOr<std::string> find_checkpoint(const std::string& path, FileSystem* fs) {
   const std::shared_ptr<FileSystem> its = or_posix(fs);
-  const absl::StatusOr<std::vector<DirectoryEntry>> entries = its->list(path);
-  if (!entries.ok()) return entries.status();
-  for (const DirectoryEntry& entry : *entries) {
-    if (entry.name == kManifestName) return path;
-  }
-  std::vector<int64_t> steps = steps_of(*entries);
-  std::string without_manifest;
-  const std::string bare = path.substr(0, path.find_last_not_of('/') + 1);
-  if (steps.empty() && checkpoint_step(bare.substr(bare.find_last_of('/') + 1)).has_value()) {
-    return absl::DataLossError(str_cat("'", path, "' has no ", kManifestName,
-                                       ", and so is no checkpoint, or not all of one"));
-  }
-  for (; !steps.empty(); steps.pop_back()) {
-    std::string newest = join_path(path, checkpoint_name(steps.back()));
-    const absl::StatusOr<bool> is_one = is_checkpoint(*its, newest);
-    if (!is_one.ok()) return is_one.status();
-    if (*is_one && without_manifest.empty()) return newest;
-    if (*is_one) break;
-    if (without_manifest.empty()) without_manifest = newest;
-  }
-  if (!without_manifest.empty()) {
-    return absl::DataLossError(
-        str_cat("'", without_manifest, "' has no ", kManifestName,
-                ", and so is no checkpoint, or not all of one; remove it to go on from ",
-                steps.empty() ? std::string("the beginning")
-                              : str_cat("'", checkpoint_name(steps.back()), "' beside it")));
+  constexpr int kTries = 8;  // a run that saves there removes what it had a newer one of
+  bool has_gone = true;
+  for (int i = 0; i < kTries && has_gone; ++i) {
+    has_gone = false;
+    const absl::StatusOr<std::vector<DirectoryEntry>> entries = its->list(path);
+    if (!entries.ok()) return entries.status();
+    const Kind own = kind_of(*entries);
+    if (own == Kind::kCheckpoint) return path;
+    std::string cut_short = own == Kind::kCutShort ? path : "", before;
+    for (std::vector<int64_t> steps = steps_of(*entries); !steps.empty(); steps.pop_back()) {
+      const std::string name = checkpoint_name(steps.back());
+      std::string newest = join_path(path, name);
+      const absl::StatusOr<Kind> kind = kind_of(*its, newest);
+      if (!kind.ok()) return kind.status();
+      if (*kind == Kind::kCheckpoint) {
+        if (cut_short.empty()) return newest;
+        before = str_cat("; '", name, "' beside it is the newest of those before");
+        break;
+      }
+      if (*kind == Kind::kCutShort && cut_short.empty()) cut_short = std::move(newest);
+      has_gone = has_gone || *kind == Kind::kGone;
+    }
+    if (!cut_short.empty()) {
+      return absl::DataLossError(str_cat("'", cut_short, "' has files of a checkpoint and no ",
+                                         kManifestName, ": not all of it is there", before));
+    }
   }
   return absl::NotFoundError(str_cat("'", path, "' has no checkpoint: neither ", kManifestName,
                                      " nor a directory ", checkpoint_name(100), " with one"));
@@ -184,6 +203,29 @@ absl::Status verify_checkpoint(const std::string& path, std::shared_ptr<FileSyst
 
 namespace checkpoint_internal {
 
+std::string checkpoint_file_name(int64_t rank) {
+  std::string digits = std::to_string(rank);
+  if (digits.size() < 5) digits.insert(0, 5 - digits.size(), '0');
+  return str_cat(kFilePrefix, digits, kFileSuffix);
+}
+
+absl::Status check_later_steps(FileSystem& fs, const std::string& directory, int64_t step) {
+  const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(directory);
+  if (!entries.ok()) return entries.status();
+  for (std::vector<int64_t> steps = steps_of(*entries); !steps.empty() && steps.back() > step;
+       steps.pop_back()) {
+    const std::string later = join_path(directory, checkpoint_name(steps.back()));
+    const absl::StatusOr<Kind> kind = kind_of(fs, later);
+    if (!kind.ok()) return kind.status();
+    if (*kind != Kind::kCheckpoint) continue;
+    return absl::FailedPreconditionError(
+        str_cat("'", later, "' is of a later step than ", step,
+                ", and would be taken for the newest; a run that goes back saves into another "
+                "directory, or removes the later ones first"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Manifest> parse_manifest_file(std::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMostManifestBytes) {
     return absl::OutOfRangeError(
@@ -208,11 +250,15 @@ absl::Status remove_leftovers(FileSystem& fs, const std::string& directory) {
   const absl::StatusOr<std::vector<DirectoryEntry>> entries = fs.list(directory);
   if (!entries.ok()) return entries.status();
   absl::Status result;
+  bool is_synced = false;
   for (const DirectoryEntry& entry : *entries) {
     const size_t temporary = entry.name.find(kTemporary);
     if (temporary == std::string::npos) continue;
     const std::string of = entry.name.substr(0, temporary);
     if (of != kLatestName && !checkpoint_step(of).has_value()) continue;  // somebody else's
+    // A name that has been given up could come back after a power failure, without the files.
+    if (!is_synced) result.Update(fs.sync_directory(directory));
+    is_synced = true;
     const std::string path = join_path(directory, entry.name);
     // One that will not go does not keep the others.
     result.Update(entry.kind == EntryKind::kDirectory ? remove_all(fs, path)
@@ -259,6 +305,23 @@ absl::Status verify_files(const std::string& checkpoint, const Manifest& manifes
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status with_way_on(absl::Status status, std::string checkpoint, FileSystem& fs) {
+  if (absl::IsNotFound(status)) status = absl::DataLossError(status.message());
+  if (!absl::IsDataLoss(status)) return status;
+  while (checkpoint.size() > 1 && checkpoint.back() == '/') checkpoint.pop_back();
+  const size_t slash = checkpoint.find_last_of('/');
+  const std::string above = slash == std::string::npos ? "." : checkpoint.substr(0, slash + 1);
+  const std::optional<int64_t> step =
+      checkpoint_step(slash == std::string::npos ? checkpoint : checkpoint.substr(slash + 1));
+  const auto steps = list_checkpoints(above, &fs);
+  if (!step.has_value() || !steps.ok()) return status;
+  const auto its = std::lower_bound(steps->begin(), steps->end(), *step);
+  if (its == steps->begin()) return status;
+  return absl::Status(status.code(),
+                      str_cat(std::string(status.message()), "; '", checkpoint_name(*(its - 1)),
+                              "' beside it is the newest of those before it"));
 }
 
 absl::Status write_file(FileSystem& fs, const std::string& path, const std::string& content) {

@@ -36,8 +36,8 @@ std::optional<int64_t> checkpoint_step(std::string_view name);
 absl::StatusOr<std::vector<int64_t>> list_checkpoints(const std::string& directory,
                                                       FileSystem* fs = nullptr);
 
-// `path` itself if it is a checkpoint, else the one of the highest step in it. NotFound; DataLoss if a directory
-// of a higher step is there and has no manifest.
+// `path` itself if it is a checkpoint, else the one of the highest step in it. NotFound; DataLoss if the directory
+// of a higher step, or `path`, has files of a checkpoint and no manifest.
 absl::StatusOr<std::string> find_checkpoint(const std::string& path, FileSystem* fs = nullptr);
 
 // Of one checkpoint. Errors name the file. `out_text`, if given: as it stands there.
@@ -66,6 +66,13 @@ absl::Status verify_files(const std::string& checkpoint, const Manifest& manifes
 // What the file is to say, and does: as Manifest::parse(), and DataLoss if it has changed since it was
 // written, or is cut short.
 absl::StatusOr<Manifest> parse_manifest_file(std::string_view text);
+// For a checkpoint that is damaged, one of several in a directory: where else a run could go on. That it is there is
+// known: what is not found in it is lost.
+absl::Status with_way_on(absl::Status status, std::string checkpoint, FileSystem& fs);
+// "rank-00003.safetensors".
+std::string checkpoint_file_name(int64_t rank);
+// FailedPrecondition if there is a checkpoint of a later step than `step`. Others are not looked at.
+absl::Status check_later_steps(FileSystem& fs, const std::string& directory, int64_t step);
 // Removes what saves have begun and not ended. Of whoever holds the lock.
 absl::Status remove_leftovers(FileSystem& fs, const std::string& directory);
 // A new file with this content, on the disk.

@@ -190,7 +190,7 @@ class Checkpointer::State {
     wait_together("load_checkpoint");
     LoadOptions with_files = options;
     if (with_files.file_system == nullptr) with_files.file_system = options_.file_system;
-    return load_to(directory_, state, mesh_, with_files, memory_, where);
+    return load_to(directory_, state, mesh_, with_files, memory_, options_.timeout, where);
   }
 
   void wait_for_copy() {

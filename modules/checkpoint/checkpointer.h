@@ -53,7 +53,7 @@ struct CheckpointOptions {
   // wait_for_copy() has to be called before they are written to. Nothing of the save is on the disk before all
   // ranks have called that, or another function of their Checkpointer.
   bool copy_beside_training = false;
-  // How long ranks wait for the slowest to write its part.
+  // How long ranks wait for the slowest to write its part, or to read it.
   absl::Duration timeout = absl::Hours(1);
   // Null: POSIX.
   std::shared_ptr<FileSystem> file_system = {};
@@ -102,7 +102,8 @@ class Checkpointer {
   // checkpoint of a later one is an error then, as it would be at the first save. Who resumes from this
   // directory calls it without before load(), so that no other run saves in between. May be called again.
   // After wait(). Throws Error, on all ranks: FailedPrecondition if another run saves there, or for that
-  // later step; PermissionDenied, ... of the disk. Collective.
+  // later step; DataLoss if what would be the newest checkpoint has no manifest; PermissionDenied, ... of the
+  // disk. Collective.
   void open(std::optional<int64_t> done = std::nullopt);
   // DIRECTORY/step-000100 when it returns. What the optimizer or the model does afterwards is not in it.
   // An error of the save_async() before is a warning here, for that would be a second checkpoint lost.

@@ -204,6 +204,9 @@ TEST(CrashTest, WhatDoesNotGoStopsNoSave) {
       fs::create_directories(directory + "/step-000700");  // half of one that was removed by hand
       std::ofstream(directory + "/step-000700/rank-00000.safetensors") << "half";
       fs::create_directory_symlink(directory + "/step-000001", directory + "/step-000800");
+      fs::create_directories(directory + "/step-000900");  // others' again
+      std::ofstream(directory + "/step-000900/weights") << "theirs";
+      fs::create_directories(directory + "/step-000901");
     }
     (void)full_tensor(model.w);
     checkpointer.save(2, model.state);
@@ -216,7 +219,7 @@ TEST(CrashTest, WhatDoesNotGoStopsNoSave) {
     EXPECT_EQ(in_the_way.code(), absl::StatusCode::kAlreadyExists);
     EXPECT_THAT(std::string(in_the_way.message()),
                 HasSubstr("is no checkpoint, for it has no manifest"));
-    // But nobody goes on from the one before without having been told.
+    // But where they have been checkpoints nobody goes on from the one before without having been told.
     for (const auto& reads : std::vector<std::function<void()>>{
              [&] { load_checkpoint(directory, model.state, mesh); },
              [&] { checkpointer.load(model.state); }, [&] { checkpointer.open(); },
@@ -227,9 +230,10 @@ TEST(CrashTest, WhatDoesNotGoStopsNoSave) {
              }}) {
       const absl::Status told = status_of(reads);
       EXPECT_EQ(told.code(), absl::StatusCode::kDataLoss);
-      EXPECT_THAT(std::string(told.message()),
-                  HasSubstr("step-000700' has no manifest.json, and so is no checkpoint, or not "
-                            "all of one; remove it to go on from 'step-000003' beside it"));
+      EXPECT_THAT(
+          std::string(told.message()),
+          HasSubstr("step-000700' has files of a checkpoint and no manifest.json: not all "
+                    "of it is there; 'step-000003' beside it is the newest of those before"));
     }
     const absl::Status itself =
         status_of([&] { load_checkpoint(directory + "/step-000700/", model.state, mesh); });

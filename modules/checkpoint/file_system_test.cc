@@ -47,6 +47,14 @@ class ReadPastCacheTest : public ::testing::TestWithParam<bool> {
     ::close(file);
   }
 
+  bool can_read_past_cache() const {
+    const int file = ::open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+    const bool can = file >= 0 && ::pread(file, through_, kPage, 0) == static_cast<ssize_t>(kPage);
+    std::fill_n(through_, kPage, '?');
+    ::close(file);
+    return can;
+  }
+
   static constexpr size_t kThrough = 128 * kPage;
   const std::string path_ = ::testing::TempDir() + "/read_past_cache";
   const std::string bytes_ = random_bytes(300 * kPage + 123);
@@ -85,6 +93,12 @@ TEST_P(ReadPastCacheTest, TheBytesAndNoOthersAreWritten) {
         static_cast<int64_t>(offset), out.data() + 1, size, absl::MakeSpan(through_, kThrough));
     EXPECT_TRUE(status.ok()) << status;
     EXPECT_EQ(out, kGuard + bytes_.substr(offset, size) + kGuard) << size << " from " << offset;
+    // What is in the cache, little, or more than goes into `through` does not come by that.
+    const size_t pages = (offset % kPage + size + kPage - 1) / kPage;
+    const bool comes_past =
+        !GetParam() && can_read_past_cache() && size >= 64 * kPage && pages * kPage <= kThrough;
+    EXPECT_EQ(std::string(through_, kThrough) != std::string(kThrough, '?'), comes_past)
+        << size << " from " << offset;
   }
 }
 

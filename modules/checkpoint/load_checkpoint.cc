@@ -247,25 +247,6 @@ absl::Status match(const StateDict& state, const std::vector<LateTensors>& late,
   return absl::OkStatus();
 }
 
-// For a checkpoint that is damaged, one of several in a directory: where else a run could go on. That it is there is
-// known: what is not found in it is lost.
-absl::Status with_way_on(absl::Status status, std::string checkpoint, FileSystem& fs) {
-  if (absl::IsNotFound(status)) status = absl::DataLossError(status.message());
-  if (!absl::IsDataLoss(status)) return status;
-  while (checkpoint.size() > 1 && checkpoint.back() == '/') checkpoint.pop_back();
-  const size_t slash = checkpoint.find_last_of('/');
-  const std::string above = slash == std::string::npos ? "." : checkpoint.substr(0, slash + 1);
-  const std::optional<int64_t> step =
-      checkpoint_step(slash == std::string::npos ? checkpoint : checkpoint.substr(slash + 1));
-  const auto steps = list_checkpoints(above, &fs);
-  if (!step.has_value() || !steps.ok()) return status;
-  const auto its = std::lower_bound(steps->begin(), steps->end(), *step);
-  if (its == steps->begin()) return status;
-  return absl::Status(status.code(),
-                      str_cat(std::string(status.message()), "; '", checkpoint_name(*(its - 1)),
-                              "' beside it is the newest of those before it"));
-}
-
 // Reads this rank's parts of all targets. begin() says what is wrong with the files before a byte of a tensor
 // is read; threads are ahead of finish(), which is called for one target after the other.
 class Reader {
@@ -556,9 +537,12 @@ absl::Status prepare(const std::vector<LateTensors>& late, std::vector<Target>& 
   for (Target& target : targets) {
     if (target.saved == nullptr) continue;
     if (target.late == 0) {
-      at::Tensor part = part_to_write(target.like, kLoad).detach();
-      status.Update(check_loadable(target.name, part));
-      prepared.parts.emplace_back(&target, std::move(part));
+      status.Update(status_of([&] {
+        at::Tensor part = part_to_write(target.like, kLoad).detach();
+        const absl::Status loadable = check_loadable(target.name, part);
+        prepared.parts.emplace_back(&target, std::move(part));
+        return loadable;
+      }));
     } else {
       prepared.is_set[target.late - 1] = true;
       const LateTensors& its = late[target.late - 1];
@@ -607,13 +591,13 @@ void apply(const StateDict& state, const std::vector<LateTensors>& late, const M
 
 LoadedCheckpoint load_checkpoint(const std::string& path, StateDict& state, const MeshPtr& mesh,
                                  const LoadOptions& options, std::source_location where) {
-  return load_to(path, state, mesh, options, nullptr, where);
+  return load_to(path, state, mesh, options, nullptr, absl::Hours(1), where);
 }
 
 LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict& state,
                                               const MeshPtr& mesh, const LoadOptions& options,
                                               std::shared_ptr<StagingMemory> memory,
-                                              std::source_location where) {
+                                              absl::Duration timeout, std::source_location where) {
   if (mesh == nullptr) throw Error(kLoad, absl::InvalidArgumentError("the mesh is null"));
   const c10::InferenceMode normal(false);
   const c10::AutoGradMode no_grad(false);
@@ -621,7 +605,6 @@ LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict
   const std::shared_ptr<FileSystem> fs =
       options.file_system != nullptr ? options.file_system : posix_file_system();
   Communicator& comm = whole(*context);
-  const absl::Duration timeout = absl::Hours(1);
   const auto check = [](const absl::Status& status) {
     if (!status.ok()) throw Error(kLoad, status);
   };
@@ -678,13 +661,14 @@ LoadedCheckpoint checkpoint_internal::load_to(const std::string& path, StateDict
   check(found.status());
   const size_t end = found->find('\0');
   result.path = found->substr(0, end);
-  const absl::StatusOr<Manifest> manifest =
-      Manifest::parse(std::string_view(*found).substr(end + 1));
-  check(manifest.status());
-  result.step = manifest->step;
-  check(agree(comm,
-              status_of([&] { return match(state, late, *manifest, options, targets, result); }),
+  absl::StatusOr<Manifest> manifest = absl::UnknownError("");
+  check(agree(comm, status_of([&] {
+                manifest = Manifest::parse(std::string_view(*found).substr(end + 1));
+                if (!manifest.ok()) return manifest.status();
+                return match(state, late, *manifest, options, targets, result);
+              }),
               timeout));
+  result.step = manifest->step;
 
   if (options.verify) {
     check(agree(comm, status_of([&] {

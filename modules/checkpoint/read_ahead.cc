@@ -1,7 +1,7 @@
 #include "shardweave/modules/checkpoint/read_ahead.h"
 
 #include <algorithm>
-#include <system_error>
+#include <exception>
 #include <utility>
 
 #include "shardweave/modules/checkpoint/agree.h"
@@ -23,7 +23,7 @@ ReadAhead::ReadAhead(std::vector<Read> reads)
         }
       });
     }
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     // With those that there are.
   }
 }

@@ -27,7 +27,6 @@ constexpr std::array<std::string_view, kNumDTypes> kNames = {
 // mapping: where the disk fails or the file shrinks, who touches that dies.
 constexpr int64_t kShortRun = 64, kMostTogether = 1 << 20;
 
-// Of a file so large a page more is nothing: its tensors begin in one, for reads past the system's cache.
 constexpr int64_t kPiece = 1 << 20;  // of what is read or written, and summed up
 
 absl::Status in_file(const std::string& path, const absl::Status& status) {

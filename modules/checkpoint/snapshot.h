@@ -69,9 +69,10 @@ void take_snapshot(dtensor_internal::MeshContext& context, const StateDict& stat
                    const std::string& settings, const dtensor_internal::Cause& cause,
                    SaveRequest& request);
 
-// load_checkpoint(), which reads to `memory` if it is not null and large enough.
+// load_checkpoint(), which reads to `memory` if it is not null and large enough. `timeout`: of a rank's wait for
+// the others.
 LoadedCheckpoint load_to(const std::string& path, StateDict& state, const MeshPtr& mesh,
                          const LoadOptions& options, std::shared_ptr<StagingMemory> memory,
-                         std::source_location where);
+                         absl::Duration timeout, std::source_location where);
 
 }  // namespace shardweave::checkpoint_internal

@@ -15,6 +15,7 @@
 #include "c10/util/Exception.h"
 #include "shardweave/comm/str_cat.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/modules/checkpoint/file_system.h"
 
 namespace shardweave::checkpoint_internal {
 

@@ -13,12 +13,6 @@
 namespace shardweave::checkpoint_internal {
 namespace {
 
-std::string file_name(int64_t rank) {
-  std::string digits = std::to_string(rank);
-  if (digits.size() < 5) digits.insert(0, 5 - digits.size(), '0');
-  return str_cat("rank-", digits, ".safetensors");
-}
-
 // What rank 0 has to know of a rank's file: its bytes and its checksum, then of each piece its checksum and the sum
 // of its elements. Nothing of a rank without pieces.
 struct Written {
@@ -61,7 +55,7 @@ absl::StatusOr<Written> write_part(const std::shared_ptr<FileSystem>& fs, SaveRe
     places.emplace(name, k);
   }
   absl::StatusOr<std::unique_ptr<SafetensorsWriter>> writer = SafetensorsWriter::create(
-      join_path(directory, file_name(rank)), std::move(infos), {{"format", "pt"}}, fs);
+      join_path(directory, checkpoint_file_name(rank)), std::move(infos), {{"format", "pt"}}, fs);
   if (!writer.ok()) return writer.status();
   written.numbers.resize(2 + 2 * pieces.size());
   for (const StoredTensor& info : (*writer)->tensors()) {
@@ -90,17 +84,6 @@ absl::Status make_and_lock(FileSystem& fs, const std::string& directory,
   return locked.status();
 }
 
-// FailedPrecondition if there is a later step than `step`.
-absl::Status check_newest(FileSystem& fs, const std::string& directory, int64_t step) {
-  const absl::StatusOr<std::vector<int64_t>> steps = list_checkpoints(directory, &fs);
-  if (!steps.ok()) return steps.status();
-  if (steps->empty() || steps->back() <= step) return absl::OkStatus();
-  return absl::FailedPreconditionError(str_cat(
-      "'", join_path(directory, checkpoint_name(steps->back())), "' is of a later step than ", step,
-      ", and would be taken for the newest; a run that goes back saves into another "
-      "directory, or removes the later ones first"));
-}
-
 std::string temporary_name(int64_t step) {
   return str_cat(checkpoint_name(step), ".tmp-", new_nonce());
 }
@@ -124,7 +107,7 @@ absl::StatusOr<std::string> begin(FileSystem& fs, SaveRequest& request,
                   "; remove it to save that step again"));
     }
   }
-  status = check_newest(fs, request.directory, request.manifest.step);
+  status = check_later_steps(fs, request.directory, request.manifest.step);
   if (!status.ok()) return status;
   std::string temporary = temporary_name(request.manifest.step);
   status = fs.create_directory(join_path(request.directory, temporary));
@@ -140,14 +123,14 @@ Manifest completed(SaveRequest& request, const std::vector<std::string>& reports
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     const std::vector<uint64_t>& numbers = written[rank].numbers;
     if (numbers.empty()) continue;
-    manifest.files[file_name(static_cast<int64_t>(rank))] = {static_cast<int64_t>(numbers[0]),
-                                                             numbers[1]};
+    manifest.files[checkpoint_file_name(static_cast<int64_t>(rank))] = {
+        static_cast<int64_t>(numbers[0]), numbers[1]};
   }
   for (const PlannedPiece& piece : request.plan) {
     const auto rank = static_cast<size_t>(piece.rank);
     const size_t k = next[rank]++;
     manifest.tensors[request.tensors[piece.tensor].name].pieces.push_back(
-        {file_name(piece.rank), piece.box, written[rank].xxh3(k), written[rank].sum(k)});
+        {checkpoint_file_name(piece.rank), piece.box, written[rank].xxh3(k), written[rank].sum(k)});
   }
   return manifest;
 }
@@ -191,8 +174,9 @@ absl::Status commit(FileSystem& fs, SaveRequest& request, const std::vector<std:
 absl::Status open_directory(FileSystem& fs, const std::string& directory,
                             std::optional<int64_t> done, std::unique_ptr<FileLock>& lock) {
   absl::Status status = make_and_lock(fs, directory, lock);
-  if (status.ok() && done.has_value()) status = check_newest(fs, directory, *done);
-  if (status.ok()) status = find_checkpoint(directory, &fs).status();
+  if (status.ok() && done.has_value()) status = check_later_steps(fs, directory, *done);
+  if (!status.ok()) return status;
+  status = find_checkpoint(directory, &fs).status();
   if (!status.ok() && !absl::IsNotFound(status)) return status;
   // The lock alone does not tell: its file may have been there. By a name that the next save removes.
   const std::string probe = join_path(directory, temporary_name(done.value_or(0)));

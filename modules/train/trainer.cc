@@ -321,7 +321,10 @@ class Trainer::Run {
           if (absl::IsNotFound(found.status())) return "";
           if (!found.ok()) return found.status();
           const absl::StatusOr<Manifest> manifest = read_manifest(*found);
-          if (!manifest.ok()) return manifest.status();
+          if (!manifest.ok()) {
+            return checkpoint_internal::with_way_on(manifest.status(), *found,
+                                                    *posix_file_system());
+          }
           bool is_compared = manifest->mesh == checkpoint_internal::mesh_text(parts_.mesh->mesh());
           if (!is_compared) {
             is_compared = std::all_of(

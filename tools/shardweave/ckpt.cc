@@ -296,6 +296,13 @@ absl::StatusOr<CkptOutcome> run_fsck(const Words& args, const CkptFlags& flags) 
     absl::StrAppend(&text, path, errors.empty() ? ": whole\n" : ": damaged\n");
     for (const std::string& error : errors) absl::StrAppend(&text, "  ", error, "\n");
   }
+  // One behind them that has lost its manifest.
+  if (const absl::Status newest = find_checkpoint(args[0]).status(); !newest.ok()) {
+    const std::string error(newest.message());
+    outcome.ok = false;
+    json.push_back({{"path", args[0]}, {"ok", false}, {"errors", {error}}});
+    absl::StrAppend(&text, args[0], ": damaged\n  ", error, "\n");
+  }
   outcome.text = printed(flags, json, text);
   return outcome;
 }

@@ -147,6 +147,16 @@ TEST(CkptTest, FsckFindsWhatIsDamaged) {
   EXPECT_EQ(json[1]["ok"], true);
   // Nothing is made of it.
   EXPECT_EQ(ckpt({"reshard", path, temporary("of_damaged")}).code, 1);
+
+  // One that has lost its manifest is not passed over, and the others are still listed.
+  std::filesystem::remove(run + "/step-000020/manifest.json");
+  const Ran lost = ckpt({"fsck", run});
+  EXPECT_EQ(lost.code, 2);
+  EXPECT_THAT(lost.out,
+              AllOf(HasSubstr("step-000010: damaged"),
+                    HasSubstr("step-000020' has files of a checkpoint and no manifest.json")));
+  EXPECT_EQ(ckpt({"ls", run, "--json"}).json().size(), 1u);
+  EXPECT_EQ(ckpt({"show", run}).code, 1);
 }
 
 TEST(CkptTest, DiffNamesWhatDiffers) {

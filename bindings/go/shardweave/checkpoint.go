@@ -281,7 +281,8 @@ func (p *Checkpointer) Close() error {
 
 // Open makes the directory, if it is not there, and takes it, as the first save does: a run hears at its beginning that
 // another one saves there (FailedPrecondition), or that it may not write there. done is how many steps are: a checkpoint
-// of a later one is an error then, too; -1: who resumes from this directory, before Load. Collective.
+// of a later one is an error then, too; -1: who resumes from this directory, before Load. DataLoss if what would be the
+// newest checkpoint has no manifest. Collective.
 func (p *Checkpointer) Open(done int64) error {
 	return do(func(*rank) error { return c.CheckpointerOpen(p.handle, done) }, p)
 }
@@ -324,8 +325,8 @@ func ListCheckpoints(directory string) ([]int64, error) {
 	return steps, public(err)
 }
 
-// FindCheckpoint is the checkpoint that Load would load: the path itself, or its newest. DataLoss if a directory of a higher
-// step has no manifest.
+// FindCheckpoint is the checkpoint that Load would load: the path itself, or its newest. DataLoss if the directory of a
+// higher step has files of a checkpoint and no manifest.
 func FindCheckpoint(path string) (string, error) {
 	found, err := c.FindCheckpoint(path)
 	return found, public(err)

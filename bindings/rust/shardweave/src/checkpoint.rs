@@ -267,7 +267,8 @@ impl Checkpointer {
     /// beginning that another one saves there
     /// ([`Code::FailedPrecondition`](crate::Code::FailedPrecondition)), or that it may not write there.
     /// `done` is how many steps are: a checkpoint of a later one is an error then, too. `None`: who
-    /// resumes from this directory, before [`load`](Self::load). Collective.
+    /// resumes from this directory, before [`load`](Self::load). `DataLoss` if what would be the newest
+    /// checkpoint has no manifest. Collective.
     ///
     /// ```
     /// use shardweave::{Checkpointer, Code, World};
@@ -412,8 +413,8 @@ pub fn list_checkpoints(directory: impl AsRef<Path>) -> Result<Vec<i64>> {
     list!(swv_list_checkpoints(directory.as_ptr()) -> i64)
 }
 
-/// The checkpoint that [`State::load`] would load: `path` itself, or its newest. `DataLoss` if a
-/// directory of a higher step has no manifest.
+/// The checkpoint that [`State::load`] would load: `path` itself, or its newest. `DataLoss` if
+/// the directory of a higher step has files of a checkpoint and no manifest.
 pub fn find_checkpoint(path: impl AsRef<Path>) -> Result<PathBuf> {
     let path = c_path(path.as_ref()).of("find_checkpoint")?;
     text!(swv_find_checkpoint(path.as_ptr())).map(PathBuf::from)
