@@ -657,5 +657,92 @@ TEST(RememberedTest, WhatIsWrittenIsNoOneElses) {
   });
 }
 
+// reshape() and contiguous() copy a tensor whose strides do not allow a view.
+TEST(RememberedTest, CopiesOfASumThatLieOtherwiseAreReducedOnce) {
+  on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 5});
+    const Tensor x = scattered(whole, mesh, {Partial()});
+    const CommTrace trace(mesh);
+    EXPECT_EQ(layout_of(x.clone()), Layout({Partial()}));  // one that lies as it did may wait
+    EXPECT_EQ(trace.events().size(), 0u);
+    expect_value(x.t().reshape({20}).relu(), whole.t().reshape({20}).relu());
+    EXPECT_EQ(trace.events().size(), 1u);
+    expect_value(x.t().reshape({2, 10}).relu(), whole.t().reshape({2, 10}).relu());
+    expect_value(x.t().contiguous().abs(), whole.t().abs());
+    EXPECT_EQ(trace.events().size(), 1u);
+    x.mul_(2);
+    expect_value(x.t().reshape({20}), whole.t().reshape({20}) * 2);
+    EXPECT_EQ(trace.events().size(), 2u);
+  });
+}
+
+// Each has its own all the same: a .grad is written to.
+TEST(RememberedTest, TheGradientOfASumIsReducedOnceForItsSummands) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor w0 = at::cos(numbers({5, 6}));
+    const Tensor w = distribute_tensor(w0, mesh, Placements{Shard(1)});
+    std::vector<Tensor> summands;
+    for (int i = 0; i < 3; ++i) {
+      summands.push_back(scattered(numbers({4, 5}), mesh, {Partial()}));
+      summands.back().requires_grad_();
+    }
+    const Tensor ones = at::ones({4, 6}, at::kDouble);
+    const Tensor want = ones.mm(w0.t());
+    Tensor held;  // the sum's gradient, with which it is remembered
+    for (int pass = 1; pass <= 3; ++pass) {
+      for (const Tensor& x : summands) {
+        if (pass == 3) x.mutable_grad().reset();
+      }
+      Tensor sum;
+      for (const Tensor& x : summands) {
+        const Tensor whole = redistribute(x, {Replicate()});
+        sum = sum.defined() ? sum + whole : whole;
+      }
+      sum.register_hook([&](const Tensor& grad) { held = grad; });
+      const Tensor y = sum.mm(w);
+      const Tensor grad = distribute_tensor(ones, mesh, Placements{Shard(1)});
+      const CommTrace trace(mesh);
+      y.backward(grad);
+      EXPECT_COMMS(trace, {testing::all_reduce("tp").backward()});
+      for (const Tensor& x : summands) expect_value(x.grad(), want * (pass == 3 ? 1 : pass));
+    }
+    const c10::AutoGradMode no_grad(false);
+    for (size_t i = 0; i < summands.size(); ++i) {
+      summands[i].grad().zero_();
+      for (size_t j = i + 1; j < summands.size(); ++j) expect_value(summands[j].grad(), want);
+    }
+    EXPECT_EQ(layout_of(held), Layout({Partial()}));
+    expect_value(held.abs(), want.abs());
+  });
+}
+
+// The gradient that comes to a stream of residuals is a sum over ranks where nothing but products with weights that
+// are cut has its values. It is reduced once, and stays so: each layer adds what it has reduced itself.
+TEST(RememberedTest, AStreamOfResidualsIsReducedOnceALayer) {
+  constexpr int kLayers = 3;
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor up0 = at::cos(numbers({5, 6})), down0 = at::sin(numbers({6, 5}));
+    const auto run = [](Tensor x, const Tensor& up, const Tensor& down, const auto& whole) {
+      for (int i = 0; i < kLayers; ++i) {
+        x = x + whole(at::layer_norm(x, {5}).mm(up).tanh().mm(down));
+      }
+      return x.mm(up);
+    };
+    const Tensor x0 = at::sin(numbers({4, 5})).requires_grad_();
+    const Tensor want = run(x0, up0, down0, [](const Tensor& sum) { return sum; });
+    want.sum().backward();
+    const Tensor up = distribute_tensor(up0, mesh, Placements{Shard(1)}).requires_grad_();
+    const Tensor down = distribute_tensor(down0, mesh, Placements{Shard(0)}).requires_grad_();
+    const Tensor x = distribute_tensor(x0.detach(), mesh, Placements{Replicate()}).requires_grad_();
+    const Tensor y =
+        run(x, up, down, [](const Tensor& sum) { return redistribute(sum, {Replicate()}); });
+    expect_value(y.detach(), want.detach());
+    const CommTrace trace(mesh);
+    y.sum().backward();
+    EXPECT_EQ(trace.events().size(), kLayers + 1u) << trace.to_string();
+    expect_value(x.grad(), x0.grad());
+  });
+}
+
 }  // namespace
 }  // namespace shardweave

@@ -5,12 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "ATen/ops/arange.h"
 #include "ATen/ops/bmm.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/equal.h"
 #include "ATen/ops/ones.h"
+#include "ATen/ops/zeros.h"
 #include "c10/core/GradMode.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
@@ -245,6 +249,50 @@ TEST(StrategyCostTest, AResultOfAnotherShapeIsNotWrittenInPlace) {
       EXPECT_NE(std::string(e.what()).find("the result has shape [4, 8]"), std::string::npos)
           << e.what();
     }
+  });
+}
+
+// As under autocast: gradients of 16 bits become of their parameter's type, and wait for the one reduction of all.
+TEST(StrategyCostTest, AGradientThatIsCastWaits) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor x0 = at::arange(4 * 512, at::kFloat).view({4, 512}).remainder(32) / 8;
+    const Tensor x = distribute_tensor(x0, mesh, Placements{Shard(0)});
+    const Tensor w = ones({512, 512}, mesh, Placements{Replicate()}).requires_grad_();
+    for (int pass = 1; pass <= 2; ++pass) {
+      const CommTrace trace(mesh);
+      const Tensor y = x.to(at::kBFloat16).mm(w.to(at::kBFloat16));
+      y.to(at::kFloat).backward(ones({4, 512}, mesh, Placements{Shard(0)}));
+      EXPECT_EQ(trace.events().size(), 0u) << trace.to_string();
+      EXPECT_EQ(layout_of(w.grad()), Layout({Partial()}));
+      EXPECT_EQ(w.grad().scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(full_tensor(w.grad()),
+                            x0.sum(0, /*keepdim=*/true).t().expand({512, 512}) * pass));
+    }
+  });
+}
+
+// A table of positions of which the first few are used. Not so where a sum is over no data: the gradient of one
+// token goes back to a whole sequence.
+TEST(StrategyCostTest, TheGradientOfASliceWaitsIfItIsASumOverData) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor x = ones({4, 5, 64}, mesh, Placements{Shard(0)});
+    const Tensor table = ones({4096, 64}, mesh, Placements{Replicate()}).requires_grad_();
+    const Tensor y = x + table.narrow(0, 2, 5);
+    const CommTrace trace(mesh);
+    y.backward(ones({4, 5, 64}, mesh, Placements{Shard(0)}));
+    EXPECT_EQ(trace.events().size(), 0u) << trace.to_string();
+    Tensor want = at::zeros({4096, 64});
+    want.narrow(0, 2, 5).fill_(4);
+    EXPECT_TRUE(at::equal(full_tensor(table.grad()), want));
+  });
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor w = ones({3, 4}, mesh, Placements{Shard(1)}).requires_grad_();
+    const Tensor x = ones({2, 64, 3}, mesh, Placements{Replicate()}).requires_grad_();
+    const Tensor loss = x.slice(1, 0, 1).reshape({2, 3}).mm(w).tanh().sum();
+    const CommTrace trace(mesh);
+    loss.backward();
+    ASSERT_EQ(trace.events().size(), 1u) << trace.to_string();
+    EXPECT_LE(trace.events()[0].bytes, 2 * 3 * 4);
   });
 }
 
