@@ -5,9 +5,9 @@
 //   const double norm = clip_grad_norm(model->parameters(), 1.0);   // before the clipping
 //   optimizer.step();
 //
-// torch::nn::utils::clip_grad_norm_ works on DTensors of one mesh; this one on DTensors of any
-// number of meshes and on plain tensors (the same on every rank) together, with one number per mesh on
-// the wire, in one collective.
+// torch::nn::utils::clip_grad_norm_ works on DTensors of one mesh, with a collective for each parameter that
+// is cut; this one on DTensors of any number of meshes and on plain tensors (the same on every rank) together,
+// with one number per mesh on the wire, in one collective.
 #pragma once
 
 #include <source_location>
