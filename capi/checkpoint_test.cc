@@ -209,7 +209,8 @@ TEST(CheckpointTest, ALoaderGoesOnWhereItWas) {
     ok(swv_state_add_loader(other, nullptr, other_loader));
     EXPECT_THAT(
         message_of(swv_state_load(other, directory.c_str(), mesh, nullptr, nullptr, nullptr)),
-        AllOf(HasSubstr("differing: the value 'loader': "), HasSubstr("seed 7; here it is 8")));
+        AllOf(HasSubstr("differing: the value 'loader': "),
+              HasSubstr("its 'seed' is 7, and here 8")));
   });
 }
 
