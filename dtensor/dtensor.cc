@@ -125,20 +125,16 @@ at::Tensor gradient_there(const at::Tensor& grad, const Holder& holder) {
   const at::Tensor there = as_dtensor(grad, holder.context);
   if (meta_of(there).spec->layout == holder.layout) return there;
   if (c10::GradMode::is_enabled()) return Redistribute::apply(there, holder.layout, holder.site);
-  // The gradient of a sum comes to each of its summands: what it was reduced to for one is found by the next,
-  // which gets its own, for either may become a .grad, to which more is added in place.
-  DTensorMeta& meta = meta_of(there);
-  SpecRef target = holder.context->with_layout(*meta.spec, holder.layout);
-  if (const std::optional<at::Tensor> kept = recall(meta, *target)) {
-    ++holder.context->observation.counters.remembered_uses;
-    return wrap(kept->clone(), std::move(target), holder.context);
-  }
   const std::string name = holder.site.name();
   at::Tensor result =
       redistributed(there, holder.layout, {.name = name, .where = holder.site.where});
-  if (meta.spec->layout.has_partial() &&
-      is_kept(worth_remembering(meta.spec->layout, {}, holder.layout))) {
-    remember(meta, std::move(target), meta_of(result).local());
+  // The gradient of a sum goes to each of its summands: the operators that have it next need not reduce it once more.
+  // In memory of its own, for the result may become a .grad, which is written to, on some ranks and not on others
+  // (who else holds it decides). Here it is not looked for: what ranks have added to it may differ.
+  DTensorMeta& meta = meta_of(there);
+  const Layout& from = meta.spec->layout;
+  if (from.has_partial() && is_kept(worth_remembering(from, {}, holder.layout))) {
+    remember(meta, meta_of(result).spec, meta_of(result).local().clone());
   }
   return result;
 }

@@ -61,7 +61,7 @@ inline bool is_kept(Remember worth) {
          (worth == Remember::kWhileRecording && c10::GradMode::is_enabled());
 }
 
-// `local`: what run_plan() made of the tensor; if it is written to, it is remembered no more.
+// `local`: what run_plan() made of the tensor; from here on nobody writes it.
 void remember(DTensorMeta& meta, SpecRef target, at::Tensor local);
 
 }  // namespace shardweave::dtensor_internal

@@ -676,43 +676,28 @@ TEST(RememberedTest, CopiesOfASumThatLieOtherwiseAreReducedOnce) {
   });
 }
 
-// Each has its own all the same: a .grad is written to.
-TEST(RememberedTest, TheGradientOfASumIsReducedOnceForItsSummands) {
+// A .grad is written to, and what was remembered when it was made is what it was.
+TEST(RememberedTest, TheFormOfAGradientIsNoGradOfAParameter) {
   on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
     const Tensor w0 = at::cos(numbers({5, 6}));
     const Tensor w = distribute_tensor(w0, mesh, Placements{Shard(1)});
-    std::vector<Tensor> summands;
-    for (int i = 0; i < 3; ++i) {
-      summands.push_back(scattered(numbers({4, 5}), mesh, {Partial()}));
-      summands.back().requires_grad_();
-    }
+    const Tensor x = scattered(numbers({4, 5}), mesh, {Partial()});
+    x.requires_grad_();
     const Tensor ones = at::ones({4, 6}, at::kDouble);
     const Tensor want = ones.mm(w0.t());
-    Tensor held;  // the sum's gradient, with which it is remembered
-    for (int pass = 1; pass <= 3; ++pass) {
-      for (const Tensor& x : summands) {
-        if (pass == 3) x.mutable_grad().reset();
-      }
-      Tensor sum;
-      for (const Tensor& x : summands) {
-        const Tensor whole = redistribute(x, {Replicate()});
-        sum = sum.defined() ? sum + whole : whole;
-      }
-      sum.register_hook([&](const Tensor& grad) { held = grad; });
-      const Tensor y = sum.mm(w);
-      const Tensor grad = distribute_tensor(ones, mesh, Placements{Shard(1)});
-      const CommTrace trace(mesh);
-      y.backward(grad);
-      EXPECT_COMMS(trace, {testing::all_reduce("tp").backward()});
-      for (const Tensor& x : summands) expect_value(x.grad(), want * (pass == 3 ? 1 : pass));
-    }
+    Tensor held;  // the gradient with which it is remembered
+    const Tensor whole = redistribute(x, {Replicate()});
+    whole.register_hook([&](const Tensor& grad) { held = grad; });
+    const Tensor grad = distribute_tensor(ones, mesh, Placements{Shard(1)});
+    whole.mm(w).backward(grad);
+    expect_value(x.grad(), want);
     const c10::AutoGradMode no_grad(false);
-    for (size_t i = 0; i < summands.size(); ++i) {
-      summands[i].grad().zero_();
-      for (size_t j = i + 1; j < summands.size(); ++j) expect_value(summands[j].grad(), want);
-    }
+    x.grad().zero_();
     EXPECT_EQ(layout_of(held), Layout({Partial()}));
-    expect_value(held.abs(), want.abs());
+    const CommTrace trace(mesh);
+    const Tensor again = held.abs();
+    EXPECT_EQ(trace.events().size(), 0u);
+    expect_value(again, want.abs());
   });
 }
 

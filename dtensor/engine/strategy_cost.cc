@@ -160,10 +160,13 @@ double StrategyWeigher::bring(const Strategy& strategy) const {
 double StrategyWeigher::owed(const Strategy& strategy, double share_of_sums, double share_of_cuts,
                              bool sums_data) const {
   double seconds = 0;
-  double now = 0;  // of reducing the sums that it takes
+  double now =
+      0;  // of reducing the sums that it takes; if it takes what is whole as one, nobody can say
   int64_t numel = 0;
+  bool takes_whole = false;
   for (const Input& input : inputs_) {
     if (!strategy.inputs[input.index].is_partial()) continue;
+    takes_whole |= !input.have->is_partial();
     now += transfer(input, *input.have, Replicate());
     numel = std::max(numel, input.numel);
   }
@@ -175,7 +178,7 @@ double StrategyWeigher::owed(const Strategy& strategy, double share_of_sums, dou
     const double whole =
         transition_cost(result, Replicate(), call_.num_ranks, bytes_of(output, strategy), link_);
     const bool is_put_off =
-        result.is_partial() && numel > 0 && (sums_data || output.numel == numel);
+        result.is_partial() && numel > 0 && !takes_whole && (sums_data || output.numel == numel);
     seconds += share * (is_put_off ? std::min(whole, now) : whole);
   }
   return seconds;

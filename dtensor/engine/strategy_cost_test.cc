@@ -296,5 +296,17 @@ TEST(StrategyCostTest, TheGradientOfASliceWaitsIfItIsASumOverData) {
   });
 }
 
+// What is small and a sum joins what is large and whole: it is reduced before, not with all of that.
+TEST(StrategyCostTest, ASmallSumIsReducedBeforeItJoinsALargeTensor) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    EXPECT_EQ(taken("aten::add.Tensor", {tensor(mesh, {64, 512, 256}, Replicate()),
+                                         tensor(mesh, {64, 1, 256}, Partial()), 1}),
+              "R, R -> R");
+    EXPECT_EQ(taken("aten::add.Tensor", {tensor(mesh, {64, 512, 256}, Replicate()),
+                                         tensor(mesh, {64, 512, 256}, Partial()), 1}),
+              "P(sum), P(sum) -> P(sum)");
+  });
+}
+
 }  // namespace
 }  // namespace shardweave

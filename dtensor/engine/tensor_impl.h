@@ -42,7 +42,6 @@ struct Remembered {
         source_spec(std::move(source_spec_in)),
         spec(std::move(spec_in)),
         local(std::move(local_in)),
-        local_version(version_of(local)),
         generation(generation_in),
         counted(&bytes, Uncount{static_cast<int64_t>(local.nbytes())}) {
     bytes += static_cast<int64_t>(local.nbytes());
@@ -50,8 +49,7 @@ struct Remembered {
 
   // With the generation of the mesh now.
   bool is_current(uint64_t now) const {
-    return versions.current_version() == version && generation == now &&
-           version_of(local) == local_version;
+    return versions.current_version() == version && generation == now;
   }
 
   Place place;                    // of what it was made of,
@@ -60,15 +58,9 @@ struct Remembered {
   SpecRef source_spec;
   SpecRef spec;
   at::Tensor local;
-  uint32_t local_version;  // when it was made: a gradient that was handed on may be written to
-  uint64_t generation;     // of the mesh (mesh_context.h), then
+  uint64_t generation;  // of the mesh (mesh_context.h), then
 
  private:
-  static uint32_t version_of(const at::Tensor& tensor) {
-    return tensor.is_inference()
-               ? 0  // nobody counts
-               : tensor.unsafeGetTensorImpl()->version_counter().current_version();
-  }
   struct Uncount {
     int64_t bytes;
     void operator()(int64_t* total) const { *total -= bytes; }

@@ -373,7 +373,10 @@ void copy(const OpCall& call, Strategies& out) {
 // whole. Reduced here, it is remembered with the tensor that it is a copy of, and the next such copy finds it.
 void clone(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input("self");
-  const bool is_moved = self.strides != call.output().strides;
+  bool is_moved = false;
+  for (int d = 0; d < self.ndim(); ++d) {
+    is_moved |= self.sizes[d] > 1 && self.strides[d] != call.output().strides[d];
+  }
   const bool of_data = call.mesh_dim < 64 && (self.origins.data >> call.mesh_dim & 1) != 0;
   if (!is_moved || of_data) return copy(call, out);
   pointwise()(call, out);
