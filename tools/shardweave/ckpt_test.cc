@@ -155,6 +155,9 @@ TEST(CkptTest, FsckFindsWhatIsDamaged) {
   EXPECT_THAT(lost.out,
               AllOf(HasSubstr("step-000010: damaged"),
                     HasSubstr("step-000020' has files of a checkpoint and no manifest.json")));
+  const Json errors = ckpt({"fsck", run, "--json"}).json()[1]["errors"];
+  ASSERT_EQ(errors.size(), 1u) << errors;
+  EXPECT_THAT(errors[0], HasSubstr("no manifest.json"));
   EXPECT_EQ(ckpt({"ls", run, "--json"}).json().size(), 1u);
   EXPECT_EQ(ckpt({"show", run}).code, 1);
 }
