@@ -2,6 +2,9 @@
 
 A dependency is taken from the user's copy when an environment variable names one, else fetched with
 pip or apt-get, else the build stops and says what to set or do.
+
+A rule begins with the files of ours that it links: if Bazel has not read their package yet, it runs the rule once more
+from its beginning.
 """
 
 def run(ctx, arguments, failure, timeout = 600):

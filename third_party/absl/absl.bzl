@@ -9,11 +9,11 @@ set -e
 """
 
 def _absl_impl(ctx):
+    ctx.symlink(Label("//third_party/absl:absl.BUILD"), "BUILD.bazel")
     home = user_copy(ctx, "ABSL_HOME", "include/absl") or fetch_debian(ctx, ["libabsl-dev"], "ABSL_HOME")
     link_headers(ctx, home, ["absl"])
     libraries = library_directory(ctx, home, ["libabsl_base.a"])
     run(ctx, ["sh", "-c", _MERGE, "sh", libraries], "cannot merge Abseil's archives (is ar of binutils there?)")
-    ctx.symlink(Label("//third_party/absl:absl.BUILD"), "BUILD.bazel")
 
 absl_repository = repository_rule(
     implementation = _absl_impl,
@@ -22,11 +22,11 @@ absl_repository = repository_rule(
 )
 
 def _absl_source_impl(ctx):
+    ctx.symlink(Label("//third_party/absl:absl_source.BUILD"), "BUILD.bazel")
     source = user_copy(ctx, "ABSL_SOURCE_HOME", "absl/base") or fetch_debian_source(ctx, "abseil", "ABSL_SOURCE_HOME")
 
     # Without its BUILD files it is one package.
     run(ctx, ["sh", "-c", "cp -rL \"$1/absl\" . && find absl -name BUILD.bazel -delete", "sh", source], "cannot copy Abseil's source")
-    ctx.symlink(Label("//third_party/absl:absl_source.BUILD"), "BUILD.bazel")
 
 absl_source_repository = repository_rule(
     implementation = _absl_source_impl,

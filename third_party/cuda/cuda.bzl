@@ -74,6 +74,7 @@ def _check_version(ctx, nvcc):
     return said
 
 def _cuda_compiler_impl(ctx):
+    ctx.symlink(Label("//third_party/cuda:compiler.bzl"), "compiler.bzl")
     home = user_copy(ctx, "CUDA_HOME", "bin/nvcc")
     if home:
         # Where it is: a Toolkit has gigabytes that nvcc does not read.
@@ -87,7 +88,6 @@ def _cuda_compiler_impl(ctx):
         files = "[\"version.txt\"] + glob([\"bin/**\", \"include/**\", \"nvvm/**\"])"
         said = _check_version(ctx, ctx.path("bin/nvcc"))
     ctx.file("version.txt", said, executable = False)
-    ctx.symlink(Label("//third_party/cuda:compiler.bzl"), "compiler.bzl")
     ctx.file("BUILD.bazel", """
 load(":compiler.bzl", "cuda_compiler")
 

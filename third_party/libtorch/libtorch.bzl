@@ -31,6 +31,7 @@ rm -rf wheels
 """
 
 def _libtorch_impl(ctx):
+    ctx.symlink(Label("//third_party/libtorch:libtorch.BUILD"), "BUILD.bazel")
     home = user_copy(ctx, "LIBTORCH_HOME", "lib/libtorch_cpu.so")
     if home:
         ctx.symlink(home + "/lib", "torch/lib")
@@ -41,7 +42,6 @@ def _libtorch_impl(ctx):
     else:
         fetch_wheels(ctx, _WHEELS, "LIBTORCH_HOME")
         run(ctx, ["sh", "-c", _UNPACK], "cannot unpack LibTorch's wheels (is unzip there?)")
-    ctx.symlink(Label("//third_party/libtorch:libtorch.BUILD"), "BUILD.bazel")
 
 libtorch_repository = repository_rule(
     implementation = _libtorch_impl,
