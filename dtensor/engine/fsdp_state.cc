@@ -27,18 +27,16 @@ bool FsdpState::in_backward_now() {
   return torch::autograd::get_current_graph_task_id() != -1;
 }
 
-FsdpState::UnitsBefore FsdpState::before_next() const {
-  return {before_, current_, in_backward_ || c10::GradMode::is_enabled()};
-}
-
 void FsdpState::learn(FsdpUnit& unit) {
-  const auto [it, is_new] = next_.try_emplace(before_next(), Guess{&unit});
+  const auto [it, is_new] = next_.try_emplace(expected_after_, Guess{&unit});
   Guess& guess = it->second;
   if (!is_new) guess = {&unit, guess.unit == &unit};
 }
 
-FsdpUnit* FsdpState::guessed() const {
-  const auto it = next_.find(before_next());
+FsdpUnit* FsdpState::guess_next() {
+  const Pass forward = c10::GradMode::is_enabled() ? Pass::kForward : Pass::kEvaluation;
+  expected_after_ = {before_, current_, in_backward_ ? Pass::kBackward : forward};
+  const auto it = next_.find(expected_after_);
   return it != next_.end() && it->second.sure ? it->second.unit : nullptr;
 }
 
@@ -61,8 +59,11 @@ void FsdpState::touch(FsdpUnit& unit) {
       leaving_.push_back(current_);
       current_->is_to_keep_part_ = !in_backward && is_training();
     }
-    if (begins_anew) current_ = before_ = nullptr;
-    learn(unit);
+    if (begins_anew) {
+      current_ = before_ = nullptr;
+    } else if (current_ != nullptr) {
+      learn(unit);
+    }
     if (ahead_ != nullptr && ahead_ != &unit) {
       ++counters.wrong_prefetches;
       leaving_.push_back(ahead_);
@@ -71,7 +72,7 @@ void FsdpState::touch(FsdpUnit& unit) {
     ahead_ = nullptr;
     before_ = current_;
     current_ = &unit;
-    guess = guessed();
+    guess = guess_next();
   }
   const int64_t now = context_.observation.counters.operators;
   std::erase_if(leaving_, [&](FsdpUnit* other) {
@@ -150,9 +151,12 @@ void FsdpState::forget(FsdpUnit& unit) {
   for (FsdpUnit** known : {&current_, &before_, &ahead_}) {
     if (*known == &unit) *known = nullptr;
   }
-  absl::erase_if(next_, [&](const auto& item) {
-    return item.first.two == &unit || item.first.one == &unit || item.second.unit == &unit;
-  });
+  const auto has = [&](const UnitsBefore& units) {
+    return units.two == &unit || units.one == &unit;
+  };
+  if (has(expected_after_)) expected_after_ = {};
+  absl::erase_if(next_,
+                 [&](const auto& item) { return has(item.first) || item.second.unit == &unit; });
 }
 
 c10::Stream FsdpState::lane(c10::Device device, Way way) {

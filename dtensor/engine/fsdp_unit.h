@@ -107,7 +107,7 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   static bool in_backward_now();
   void touch(FsdpUnit& unit);
   void learn(FsdpUnit& unit);
-  FsdpUnit* guessed() const;
+  FsdpUnit* guess_next();
   void end_with_backward();
   void finish_gradients(size_t but_the_last);
   // The memory of gradients that have left, without waiting for those that have not; and with that.
@@ -126,19 +126,22 @@ class FsdpState : public std::enable_shared_from_this<FsdpState> {
   std::deque<std::weak_ptr<UnitGradients>> sending_;
   absl::flat_hash_map<std::pair<int, int64_t>, std::shared_ptr<Communicator>> neighbours_;
   std::vector<std::pair<Way, c10::Stream>> lanes_;
-  // What came after two units.
+  // What came after two units. Each kind of pass has an order of its own: where backward ends with two
+  // units that forward went on from, nothing follows.
+  enum class Pass : uint8_t { kEvaluation, kForward, kBackward };
   struct UnitsBefore {
-    FsdpUnit *two, *one;
-    bool trains;  // evaluation goes another way than what backward has taught
+    FsdpUnit *two = nullptr, *one = nullptr;
+    Pass pass = Pass::kEvaluation;
 
     template <typename H>
     friend H AbslHashValue(H h, const UnitsBefore& b) {
-      return H::combine(std::move(h), b.two, b.one, b.trains);
+      return H::combine(std::move(h), b.two, b.one, b.pass);
     }
     friend bool operator==(const UnitsBefore&, const UnitsBefore&) = default;
   };
-  UnitsBefore before_next() const;
   absl::flat_hash_map<UnitsBefore, Guess> next_;
+  UnitsBefore
+      expected_after_;  // as it was when the last one was touched: what comes is learnt under it
   bool in_backward_ = false;
   std::weak_ptr<const void> backward_;  // its callback: gone with it, also if it fails
 };
