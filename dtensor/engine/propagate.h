@@ -43,6 +43,10 @@ struct WeighedDim {
 };
 using Weighed = std::vector<WeighedDim>;  // in the order of the turns
 
+// Mesh dimensions are decided one after another, the outer cut first, and not all at once: trying all
+// combinations has found nothing cheaper for any decision of the models in //bench:communication, and
+// for one in 200 of random layouts, none of which kept more data or weights cut (joint_choice_test.cc).
+//
 // `written_input`: the flat input that output 0 is written into (in-place operators), and which has
 // its shape: strategies that leave it where it lies are preferred. Throws Error if the rule returns
 // nonsense, naming the operator. What is weighed is added to `weighed`, if given. Works on `call`, and
