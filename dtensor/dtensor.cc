@@ -147,7 +147,7 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     holder->second_layout = summed(spec->layout);
     if (local.requires_grad()) holder->scale = gradient_scale(*context, spec->layout, site.name());
     save(ctx, std::move(holder));
-    return wrap(local.detach(), spec, context);
+    return wrap(local._is_zerotensor() ? local.clone() : local.detach(), spec, context);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads);
 };
@@ -179,11 +179,14 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     // Nor must one of other strides than it shows: of an expanded one every element is the same memory.
     const bool is_plain = like.strides == contiguous_strides(like.sizes);
     const bool is_other = is_plain && !grads[0].is_contiguous();
+    // Nor one without memory: LibTorch's derivative of a sign is such a zero.
+    const bool is_zero = grads[0]._is_zerotensor();
     const auto format = is_plain ? at::MemoryFormat::Contiguous : at::MemoryFormat::Preserve;
-    at::Tensor grad = c10::GradMode::is_enabled()
-                          ? FromLocal::apply(grads[0], spec, holder->context, holder->site)
-                          : wrap(is_shared || is_other ? grads[0].clone(format) : grads[0].detach(),
-                                 std::move(spec), holder->context);
+    at::Tensor grad =
+        c10::GradMode::is_enabled()
+            ? FromLocal::apply(grads[0], spec, holder->context, holder->site)
+            : wrap(is_shared || is_other || is_zero ? grads[0].clone(format) : grads[0].detach(),
+                   std::move(spec), holder->context);
     meta_of(grad).came_from(kRanksOwn);
     return {std::move(grad), at::Tensor(), at::Tensor()};
   }

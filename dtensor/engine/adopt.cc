@@ -147,6 +147,8 @@ bool is_read_for_comparison(const MeshContext& context, const at::Tensor& plain)
 
 at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>& context) {
   if (is_dtensor(grad.unsafeGetTensorImpl())) return grad;
+  // A formula's zero without memory (of a sign, for one). Collectives read memory.
+  if (grad._is_zerotensor()) return as_dtensor(grad.clone(), context);
   if (is_read_for_comparison(*context, grad)) context->plain_tensors.put_off({}, grad);
   if (c10::GradMode::is_enabled() && grad.requires_grad()) {  // its derivative may be asked for
     return from_local(grad, MeshPtr(context, &context->connected_mesh()),

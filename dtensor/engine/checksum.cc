@@ -31,7 +31,9 @@ uint64_t add(uint64_t sum, const void* memory, size_t bytes) {
 uint64_t checksum(const at::Tensor& plain) {
   uint64_t sum = add(0xcbf29ce484222325, static_cast<uint64_t>(plain.scalar_type()));
   for (const int64_t size : plain.sizes()) sum = add(sum, static_cast<uint64_t>(size));
-  const at::Tensor in_order = plain.detach().resolve_conj().resolve_neg().contiguous().cpu();
+  if (plain.is_meta()) return sum;  // it has no elements to differ
+  const at::Tensor in_memory = plain._is_zerotensor() ? plain.clone() : plain;
+  const at::Tensor in_order = in_memory.detach().resolve_conj().resolve_neg().contiguous().cpu();
   return add(sum, in_order.const_data_ptr(), in_order.nbytes());
 }
 

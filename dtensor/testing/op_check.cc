@@ -42,6 +42,11 @@ struct Reference {
   Tensors outputs;
   Tensors cotangents;  // one per output; undefined where it has no gradient
   Tensors gradients;   // one per input; undefined where it has none
+  // One per gradient; undefined where it cannot be differentiated again. Empty if none can.
+  Tensors second_cotangents;
+  Tensors second_gradients;  // one per input, then one per cotangent
+  // Why there are none, where there are gradients.
+  std::string no_second_derivative;
 };
 
 at::Generator generator(uint64_t seed) {
@@ -61,8 +66,14 @@ at::Tensor normal(at::IntArrayRef sizes, at::ScalarType dtype, uint64_t seed) {
   return draw(seed).to(dtype);
 }
 
+bool needs_gradient(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad();
+}
+
 // The gradients of every input that has one.
-Tensors gradients_of(const Tensors& outputs, const Tensors& cotangents, const Tensors& inputs) {
+enum class Graph { kFreed, kRetained, kCreated };
+Tensors gradients_of(const Tensors& outputs, const Tensors& cotangents, const Tensors& inputs,
+                     Graph graph) {
   Tensors of, along, leaves;
   for (size_t k = 0; k < outputs.size(); ++k) {
     if (!cotangents[k].defined()) continue;
@@ -70,17 +81,48 @@ Tensors gradients_of(const Tensors& outputs, const Tensors& cotangents, const Te
     along.push_back(cotangents[k]);
   }
   for (const at::Tensor& input : inputs) {
-    if (input.requires_grad()) leaves.push_back(input);
+    if (needs_gradient(input)) leaves.push_back(input);
   }
   Tensors gradients(inputs.size());
   if (of.empty() || leaves.empty()) return gradients;
-  Tensors found = torch::autograd::grad(of, leaves, along, std::nullopt, /*create_graph=*/false,
+  Tensors found = torch::autograd::grad(of, leaves, along, graph != Graph::kFreed,
+                                        /*create_graph=*/graph == Graph::kCreated,
                                         /*allow_unused=*/true);
   size_t next = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].requires_grad()) gradients[i] = found[next++];
+    if (needs_gradient(inputs[i])) gradients[i] = found[next++];
   }
   return gradients;
+}
+
+// What the gradients are functions of: inputs, then cotangents.
+Tensors joined(Tensors inputs, const Tensors& cotangents) {
+  inputs.insert(inputs.end(), cotangents.begin(), cotangents.end());
+  return inputs;
+}
+
+// One device is the judge: what it cannot differentiate twice has no second derivative.
+void differentiate_again(Reference& reference) {
+  try {
+    const Tensors first =
+        gradients_of(reference.outputs, reference.cotangents, reference.inputs, Graph::kCreated);
+    Tensors weights(first.size());
+    bool any = false;
+    for (size_t i = 0; i < first.size(); ++i) {
+      if (!needs_gradient(first[i])) continue;
+      weights[i] = normal(first[i].sizes(), first[i].scalar_type(), 300 + i);
+      any = true;
+    }
+    if (!any) {
+      reference.no_second_derivative = "no gradient requires grad";
+      return;
+    }
+    reference.second_gradients =
+        gradients_of(first, weights, joined(reference.inputs, reference.cotangents), Graph::kFreed);
+    reference.second_cotangents = std::move(weights);
+  } catch (const c10::Error& error) {
+    reference.no_second_derivative = error.what_without_backtrace();
+  }
 }
 
 Reference on_one_device(const OpCase& op) {
@@ -93,11 +135,16 @@ Reference on_one_device(const OpCase& op) {
   reference.outputs = op.run(reference.inputs);
   for (size_t k = 0; k < reference.outputs.size(); ++k) {
     const at::Tensor& output = reference.outputs[k];
-    reference.cotangents.push_back(output.requires_grad()
-                                       ? normal(output.sizes(), output.scalar_type(), 100 + k)
-                                       : at::Tensor());
+    reference.cotangents.push_back(
+        output.requires_grad()
+            ? normal(output.sizes(), output.scalar_type(), 100 + k).requires_grad_()
+            : at::Tensor());
   }
-  reference.gradients = gradients_of(reference.outputs, reference.cotangents, reference.inputs);
+  reference.gradients =
+      gradients_of(reference.outputs, reference.cotangents, reference.inputs, Graph::kRetained);
+  const bool any = std::any_of(reference.gradients.begin(), reference.gradients.end(),
+                               [](const at::Tensor& g) { return g.defined(); });
+  if (any) differentiate_again(reference);
   return reference;
 }
 
@@ -250,7 +297,8 @@ std::string difference(const at::Tensor& got, const at::Tensor& want, const OpCa
 at::Tensor spread_cotangent(const at::Tensor& cotangent, const MeshPtr& mesh, int n) {
   const std::vector<Placements> layouts =
       all_layouts(mesh->mesh().ndim(), static_cast<int>(cotangent.dim()), true);
-  return spread(cotangent, mesh, layouts[static_cast<size_t>(n) * 7 % layouts.size()], 900);
+  return spread(cotangent, mesh, layouts[static_cast<size_t>(n) * 7 % layouts.size()], 900)
+      .detach();
 }
 
 // Of all ranks.
@@ -268,45 +316,108 @@ class Differences {
   std::vector<std::string> list_;
 };
 
-void check_combination(const OpCase& op, const Reference& reference, const MeshPtr& mesh,
-                       const std::vector<Placements>& layouts, int n, Differences& differences) {
-  std::string label =
-      absl::StrCat(op.name, " on ", mesh->mesh().to_string(), " at rank ", mesh->rank().value, ":");
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    absl::StrAppend(&label, " [", absl::StrJoin(reference.inputs[i].sizes(), ", "), "] ",
-                    to_string(layouts[i]));
-  }
-  auto expect_same = [&](const at::Tensor& got, const at::Tensor& want, Compared what, size_t k) {
-    const std::string message = difference(got, want, op, what);
-    if (message.empty()) return;
-    const char* name = what == Compared::kOutput ? "output" : "gradient of input";
-    differences.add(absl::StrCat(label, ": ", name, " ", k, ": ", message));
-  };
-  try {
-    Tensors inputs;
+// One combination of layouts on one rank.
+class CombinationCheck {
+ public:
+  CombinationCheck(const OpCase& op, const Reference& reference, const MeshPtr& mesh,
+                   const std::vector<Placements>& layouts, int n, Differences& differences)
+      : op_(op),
+        reference_(reference),
+        mesh_(mesh),
+        layouts_(layouts),
+        n_(n),
+        differences_(differences) {
+    label_ = absl::StrCat(op.name, " on ", mesh->mesh().to_string(), " at rank ",
+                          mesh->rank().value, ":");
     for (size_t i = 0; i < layouts.size(); ++i) {
-      const at::Tensor& whole = reference.inputs[i];
-      at::Tensor input = spread(whole, mesh, layouts[i], 1000 * (i + 1)).detach();
-      inputs.push_back(whole.requires_grad() ? input.requires_grad_() : input);
+      absl::StrAppend(&label_, " [", absl::StrJoin(reference.inputs[i].sizes(), ", "), "] ",
+                      to_string(layouts[i]));
     }
-    const Tensors outputs = op.run(inputs);
-    Tensors cotangents(outputs.size());
-    for (size_t k = 0; k < outputs.size(); ++k) {
-      expect_same(outputs[k], reference.outputs[k], Compared::kOutput, k);
-      const at::Tensor& cotangent = reference.cotangents[k];
-      if (cotangent.defined()) cotangents[k] = spread_cotangent(cotangent, mesh, n);
-    }
-    const Tensors gradients = gradients_of(outputs, cotangents, inputs);
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      expect_same(gradients[i], reference.gradients[i], Compared::kGradient, i);
-    }
-  } catch (const std::exception& error) {
-    // The stack trace is LibTorch's; the first line says what happened.
-    const std::string what = error.what();
-    throw Error(absl::UnknownError(
-        absl::StrCat(label, ": ", what.substr(0, what.find("\nException raised")))));
   }
-}
+
+  void check(Graph graph) {
+    naming_errors("", [&] {
+      for (size_t i = 0; i < layouts_.size(); ++i) {
+        const at::Tensor& whole = reference_.inputs[i];
+        at::Tensor input = spread(whole, mesh_, layouts_[i], 1000 * (i + 1)).detach();
+        inputs_.push_back(whole.requires_grad() ? input.requires_grad_() : input);
+      }
+      outputs_ = op_.run(inputs_);
+      for (size_t k = 0; k < outputs_.size(); ++k) {
+        expect_same(outputs_[k], reference_.outputs[k], Compared::kOutput, "output", k);
+        const at::Tensor& cotangent = reference_.cotangents[k];
+        cotangents_.emplace_back();
+        if (!cotangent.defined()) continue;
+        cotangents_.back() = spread_cotangent(cotangent, mesh_, n_).requires_grad_();
+      }
+      const Tensors gradients = gradients_of(outputs_, cotangents_, inputs_, graph);
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        expect_same(gradients[i], reference_.gradients[i], Compared::kGradient, "gradient of input",
+                    i);
+      }
+    });
+  }
+
+  // After check(kRetained). With create_graph other formulas may run for the first gradients: they
+  // are compared as well.
+  void check_second_gradients() {
+    naming_errors("second gradient: ", [&] {
+      const Tensors first = gradients_of(outputs_, cotangents_, inputs_, Graph::kCreated);
+      Tensors weights(first.size());
+      for (size_t i = 0; i < first.size(); ++i) {
+        expect_same(first[i], reference_.gradients[i], Compared::kGradient,
+                    "with create_graph, gradient of input", i);
+        const at::Tensor& weight = reference_.second_cotangents[i];
+        if (!weight.defined()) continue;
+        if (!needs_gradient(first[i])) {
+          throw Error(absl::InternalError(
+              absl::StrCat("the gradient of input ", i, " does not require grad")));
+        }
+        weights[i] = is_dtensor(first[i])
+                         ? spread_cotangent(weight, mesh_, n_ + 1 + static_cast<int>(i))
+                         : weight;
+      }
+      const Tensors second =
+          gradients_of(first, weights, joined(inputs_, cotangents_), Graph::kFreed);
+      for (size_t k = 0; k < second.size(); ++k) {
+        const bool input = k < inputs_.size();
+        expect_same(
+            second[k], reference_.second_gradients[k], Compared::kGradient,
+            input ? "second gradient of input" : "second gradient of the cotangent of output",
+            input ? k : k - inputs_.size());
+      }
+    });
+  }
+
+ private:
+  void expect_same(const at::Tensor& got, const at::Tensor& want, Compared what, const char* name,
+                   size_t k) {
+    const std::string message = difference(got, want, op_, what);
+    if (message.empty()) return;
+    differences_.add(absl::StrCat(label_, ": ", name, " ", k, ": ", message));
+  }
+
+  template <typename Function>
+  void naming_errors(const char* where, Function&& function) {
+    try {
+      function();
+    } catch (const std::exception& error) {
+      // The stack trace is LibTorch's; the first line says what happened.
+      const std::string what = error.what();
+      throw Error(absl::UnknownError(
+          absl::StrCat(label_, ": ", where, what.substr(0, what.find("\nException raised")))));
+    }
+  }
+
+  const OpCase& op_;
+  const Reference& reference_;
+  const MeshPtr& mesh_;
+  const std::vector<Placements>& layouts_;
+  const int n_;
+  Differences& differences_;
+  std::string label_;
+  Tensors inputs_, outputs_, cotangents_;
+};
 
 }  // namespace
 
@@ -413,27 +524,39 @@ CheckResult check_on_mesh(const OpCase& op, const std::vector<MeshDim>& mesh_dim
                           const CheckOptions& options) {
   const Reference reference = on_one_device(op);
   Differences differences;
-  std::atomic<int64_t> tried = 0;
+  std::atomic<int64_t> tried = 0, again = 0;
   Names reached;
   const absl::Status status = try_on_mesh(mesh_dims, [&](const MeshPtr& mesh) {
-    std::optional<Observing> observing;
-    if (mesh->rank() == Rank{0}) observing.emplace(MeshContext::of(mesh), reached);
     std::vector<std::vector<Placements>> layouts;
     std::vector<int> counts;
     for (const Input& input : op.inputs) {
       layouts.push_back(layouts_to_try(input, mesh->mesh(), options.all_partials));
       counts.push_back(static_cast<int>(layouts.back().size()));
     }
-    int n = 0;
-    for (const std::vector<int>& choice :
-         combinations(counts, options.max_combinations, options.seed)) {
+    const std::vector<std::vector<int>> choices =
+        combinations(counts, options.max_combinations, options.seed);
+    int n = 0, second = 0;
+    for (const std::vector<int>& choice : choices) {
       std::vector<Placements> chosen;
       for (size_t i = 0; i < choice.size(); ++i) chosen.push_back(layouts[i][choice[i]]);
-      check_combination(op, reference, mesh, chosen, n++, differences);
+      CombinationCheck combination(op, reference, mesh, chosen, n++, differences);
+      const bool twice = !reference.second_cotangents.empty() &&
+                         (choices.size() - n) % options.second_gradients_every == 0;
+      {
+        // Not of the second gradients: what only they reach wants a sample of its own.
+        std::optional<Observing> observing;
+        if (mesh->rank() == Rank{0}) observing.emplace(MeshContext::of(mesh), reached);
+        combination.check(twice ? Graph::kRetained : Graph::kFreed);
+      }
+      if (!twice) continue;
+      combination.check_second_gradients();
+      ++second;
     }
     tried = n;
+    again = second;
   });
-  CheckResult result{tried, std::move(reached.names), differences.take()};
+  CheckResult result{tried, again, reference.no_second_derivative, std::move(reached.names),
+                     differences.take()};
   if (!status.ok()) result.differences.push_back(status.ToString());
   return result;
 }

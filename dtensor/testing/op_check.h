@@ -1,5 +1,5 @@
-// Checks operators on DTensors against one device: values, gradients, shapes, strides and dtypes,
-// over meshes and over combinations of the placements of their inputs.
+// Checks operators on DTensors against one device: values, gradients, gradients of gradients,
+// shapes, strides and dtypes, over meshes and over combinations of the placements of their inputs.
 //
 //   check_op({"addmm", {in({5}), in({7, 4}), in({4, 5})},
 //             [](const Tensors& x) { return Tensors{at::addmm(x[0], x[1], x[2], 0.5, 2)}; }});
@@ -7,8 +7,9 @@
 // An input is tried replicated, as every Shard (uneven and empty ones too), as a strided and a
 // ragged shard, and (floating point) as a Partial sum of random summands; all combinations where
 // they are few, else a deterministic sample of them. Gradients come back for every floating point
-// input, from random cotangents in all sorts of layouts. A failure names operator, mesh, layouts
-// and difference.
+// input, from random cotangents in all sorts of layouts. Where one device can, they are
+// differentiated again (create_graph), with random weights, by inputs and by cotangents. A failure
+// names operator, mesh, layouts and difference.
 #pragma once
 
 #include <functional>
@@ -106,10 +107,15 @@ struct CheckOptions {
   // More than these are sampled, so that every layout of every input is tried.
   int max_combinations = 48 / kCheckedShare;
   bool all_partials = false;  // Partial avg, min and max too, on meshes with one dimension
+  // Of which combinations the gradients are differentiated again, which takes twice as long as all
+  // else: 3 is the last, the fourth from the end, and so on; 1 is all of them.
+  size_t second_gradients_every = 3;
   uint64_t seed = 42;
 };
 struct CheckResult {
   int64_t combinations = 0;              // tried
+  int64_t second_gradients = 0;          // combinations of these, where they were compared
+  std::string no_second_derivative;      // why one device has none, where it has first ones
   std::set<std::string> reached;         // operators that ran on DTensors, in backward as well
   std::vector<std::string> differences;  // a few of each rank
 };

@@ -527,6 +527,10 @@ void Validation::merge(Validation other) {
   operators.merge(other.operators);
   reached.merge(other.reached);
   combinations += other.combinations;
+  second_gradients += other.second_gradients;
+  for (std::string& text : other.no_second_derivative) {
+    no_second_derivative.push_back(std::move(text));
+  }
   for (std::string& text : other.wrong) wrong.push_back(std::move(text));
   for (std::string& text : other.missing) missing.push_back(std::move(text));
 }
@@ -579,11 +583,18 @@ Validation validate_end_to_end(const Sample& sample,
     // An operator without a derivative has none on one device either.
     if (op.gradients && !differentiable(op)) op.gradients = false;
     result.operators.insert(op.name);
+    std::string why;
     for (const std::vector<MeshDim>& mesh : meshes) {
       CheckResult found = check_on_mesh(op, mesh, options);
       result.combinations += found.combinations;
+      result.second_gradients += found.second_gradients;
+      why = std::move(found.no_second_derivative);
       result.reached.merge(found.reached);
       for (std::string& text : found.differences) result.wrong.push_back(std::move(text));
+    }
+    if (!why.empty()) {
+      result.no_second_derivative.push_back(
+          absl::StrCat(op.name, ": ", why.substr(0, why.find('\n'))));
     }
   };
   check(call.op(), [&](const Tensors& x) { return call.run(x); }, true);

@@ -18,8 +18,8 @@
 // the whole answer. A rule that looks at one mesh dimension where it should look at all is found
 // here.
 //
-// validate_end_to_end() runs the operator on DTensors on rank threads and compares values and
-// gradients (check_on_mesh in op_check.h), in its functional, in-place and out= forms.
+// validate_end_to_end() runs the operator on DTensors on rank threads and compares values, gradients
+// and their gradients (check_on_mesh in op_check.h), in its functional, in-place and out= forms.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +44,9 @@ struct Validation {
   std::set<std::string> operators;  // that were tried, with their overloads
   std::set<std::string> reached;    // these, and what ran for them: their derivatives, their parts
   int64_t combinations = 0;         // of placements, on all meshes
+  int64_t second_gradients = 0;     // combinations of these, where they were compared
+  // Samples with a gradient that one device cannot differentiate again, and what it says.
+  std::vector<std::string> no_second_derivative;
   std::vector<std::string> wrong;
   std::vector<std::string> missing;
 

@@ -12,6 +12,7 @@ namespace {
 using namespace dtensor_internal;
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -109,6 +110,19 @@ TEST(RuleValidatorTest, ChecksEveryFormOfAnOperator) {
   EXPECT_THAT(found.wrong, IsEmpty());
   EXPECT_THAT(found.operators, ::testing::UnorderedElementsAre(
                                    "aten::add.Tensor", "aten::add_.Tensor", "aten::add.out"));
+}
+
+TEST(RuleValidatorTest, CountsSecondGradientsAndNamesWhatHasNone) {
+  const std::vector<std::vector<MeshDim>> meshes = {{{"x", 2}}, {{"x", 3}}};
+  Validation found = validate_end_to_end({"aten::mul.Tensor", {in({7, 5}), in({5})}}, meshes);
+  EXPECT_GT(found.second_gradients, 0);
+  EXPECT_LT(found.second_gradients, found.combinations);
+  EXPECT_THAT(found.no_second_derivative, IsEmpty());
+  found.merge(validate_end_to_end({"aten::hardsigmoid", {in({7, 5})}}, meshes));
+  EXPECT_THAT(found.wrong, IsEmpty());
+  EXPECT_THAT(found.no_second_derivative,
+              ElementsAre("aten::hardsigmoid: derivative for aten::hardsigmoid_backward is not "
+                          "implemented"));
 }
 
 TEST(RuleValidatorTest, TablesThatDoNotFitTheirSchemaAreErrors) {

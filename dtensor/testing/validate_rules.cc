@@ -6,7 +6,9 @@
 //   ./bazelw run -c opt //dtensor:validate_rules -- --device=cuda      # LibTorch's kernels for GPUs
 //
 // Exits with 1 if anything is wrong. --all tries many more combinations of placements than the
-// default, which is what validate_rules_test runs.
+// default, which is what validate_rules_test runs, and second gradients for all that run on
+// DTensors: by default for every third. What one device cannot differentiate twice has none, and is
+// listed with --all.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -160,6 +162,7 @@ Validation validate(const Sample& sample, const Extent& extent) {
     CheckOptions options;
     options.max_combinations = all ? 100 : 6;
     options.all_partials = true;
+    if (all) options.second_gradients_every = 1;
     options.seed = extent.seed;
     std::vector<std::vector<MeshDim>> meshes = {{{"x", 2}}, {{"x", 3}}, {{"x", 2}, {"y", 2}}};
     if (!all) meshes = {{{"x", 3}}};
@@ -280,20 +283,30 @@ int run() {
   print_list(out, "missing:", total.missing);
   print_list(out, "rules without a sample:", unreached);
   print_list(out, "samples that LibTorch does not run on this device:", not_run);
-  out << absl::StreamFormat("%-16s %10s %14s %7s %9s\n", "family", "operators", "combinations",
-                            "wrong", "missing");
+  if (all) print_list(out, "no second derivative:", total.no_second_derivative);
+  out << absl::StreamFormat("%-16s %10s %14s %17s %21s %7s %9s\n", "family", "operators",
+                            "combinations", "second gradients", "no second derivative", "wrong",
+                            "missing");
+  auto line = [&](const std::string& name, const Validation& found) {
+    out << absl::StreamFormat("%-16s %10d %14d %17d %21d %7d %9d", name, found.operators.size(),
+                              found.combinations, found.second_gradients,
+                              found.no_second_derivative.size(), found.wrong.size(),
+                              found.missing.size());
+  };
   for (const auto& [name, found] : families) {
-    out << absl::StreamFormat("%-16s %10d %14d %7d %9d\n", name, found.operators.size(),
-                              found.combinations, found.wrong.size(), found.missing.size());
+    line(name, found);
+    out << "\n";
   }
-  out << absl::StreamFormat("%-16s %10d %14d %7d %9d   %d operators with a rule, %.0f s\n", "all",
-                            total.operators.size(), total.combinations, total.wrong.size(),
-                            total.missing.size(), with_rule.size(), seconds);
+  line("all", total);
+  out << absl::StreamFormat("   %d operators with a rule, %.0f s\n", with_rule.size(), seconds);
   if (json) {
     std::cout << nlohmann::json{{"operators", with_rule.size()},
                                 {"operators_run", total.operators.size()},
                                 {"samples", todo.size()},
                                 {"combinations", total.combinations},
+                                {"second_gradients", total.second_gradients},
+                                {"no_second_derivative", total.no_second_derivative.size()},
+                                {"no_second_derivative_list", total.no_second_derivative},
                                 {"wrong", total.wrong.size()},
                                 {"wrong_list", total.wrong},
                                 {"missing", total.missing.size()},

@@ -10,6 +10,7 @@
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
+#include "torch/csrc/autograd/autograd.h"
 #include "torch/csrc/autograd/custom_function.h"
 
 namespace shardweave {
@@ -371,6 +372,39 @@ TEST(PlainTensorsTest, ViewsOfOneBufferOnOneRank) {
     const at::Tensor y = x.add(a).mul(b);
     to_local(y);
     EXPECT_TRUE(at::equal(full_tensor(y), (numbers({8}) + both[0]) * both[1]));
+  });
+}
+
+// LibTorch's derivative of a sign is a plain zero without memory.
+TEST(PlainTensorsTest, AZeroWithoutMemoryIsAGradient) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x =
+        distribute_tensor(numbers({4, 3}), mesh, Placements{Shard(0)}).requires_grad_();
+    const at::Tensor moved = redistribute(x, Placements{Shard(1)});
+    const at::Tensor zero = torch::autograd::grad({moved.sgn()}, {x}, {at::ones_like(moved)})[0];
+    EXPECT_TRUE(at::equal(full_tensor(zero), at::zeros({4, 3})));
+    // Of a local part, with and without create_graph.
+    for (const bool graph : {false, true}) {
+      const at::Tensor local = torch::autograd::grad(
+          {to_local(x).sgn()}, {x}, {at::ones_like(to_local(x.detach()))}, true, graph)[0];
+      EXPECT_TRUE(at::equal(full_tensor(local.detach()), at::zeros({4, 3})));
+    }
+    // One of two that are added.
+    const at::Tensor twice =
+        torch::autograd::grad({(x.abs() * x).sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+    const at::Tensor again = torch::autograd::grad({twice.sum()}, {x})[0];
+    EXPECT_TRUE(at::equal(full_tensor(again), 2 * numbers({4, 3}).sgn()));
+  });
+}
+
+// On the device "meta" there is nothing that could differ.
+TEST(PlainTensorsTest, AShapeAloneIsNotCompared) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x =
+        distribute_tensor(numbers({4, 3}), mesh, Placements{Shard(0)}).to(at::kMeta);
+    const at::Tensor sum = x + at::empty({4, 3}, x.options().device(at::kMeta));
+    EXPECT_TRUE(sum.is_meta());
+    EXPECT_EQ(sum.sizes(), at::IntArrayRef({4, 3}));
   });
 }
 

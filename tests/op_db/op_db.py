@@ -1,4 +1,4 @@
-"""PyTorch's operator data base on Shardweave's DTensors, against plain tensors: values and gradients.
+"""PyTorch's operator data base on Shardweave's DTensors, against plain tensors: values, gradients, second gradients.
 
     ./bazelw run -c opt //tests/op_db                       # meshes 2, 2x2 and 3; a table at the end
     ./bazelw run -c opt //tests/op_db -- --mesh=2 --ops='^(add|nn.functional.*)$' --details
@@ -20,7 +20,8 @@ import tempfile
 import time
 import traceback
 
-KINDS = ["right", "wrong", "wrong gradient", "error", "gradient error", "hang", "crash"]
+KINDS = ["right", "wrong", "wrong gradient", "wrong second gradient", "error", "gradient error",
+         "second gradient error", "hang", "crash"]
 MAX_STARTS = 6  # of one operator: then its other cases count as errors
 
 
@@ -74,7 +75,7 @@ class Operator:
         for size in mesh:
             self.ranks *= size
         self.starts = 0
-        self.cases = {}  # number -> {"case", "form", "outcomes": {rank: (kind, details)}}
+        self.cases = {}  # number -> {"case", "form", "outcomes": {rank: (kind, details, second)}}
         self.results = []
         self.gathers = False
         self.launch(0)
@@ -185,7 +186,6 @@ class Operator:
     def judge(self, case):
         outcomes = [case["outcomes"].get(rank) for rank in range(self.ranks)]
         told = [o for o in outcomes if o is not None]
-        kinds = [o[0] for o in told]
         result = {"op": self.op.full_name, "form": case["form"], "case": case["case"]}
         if "crash" in case:
             return {**result, "kind": "crash", "details": case["crash"]}
@@ -197,8 +197,8 @@ class Operator:
             return {**result, "kind": "hang", "details": "%s (%s)" % (said, case["apart"])}
         if not told:
             return None
-        worst = max(kinds, key=KINDS.index)
-        return {**result, "kind": worst, "details": dict(map(tuple, told))[worst]}
+        kind, details, second = max(told, key=lambda o: KINDS.index(o[0]))
+        return {**result, "kind": kind, "details": details, "second": second}
 
 
 def run_mesh(ops, mesh, options, directory, write):
@@ -252,7 +252,9 @@ def run_mesh(ops, mesh, options, directory, write):
 def summary(results, gathers, untested):
     def share(part):
         kinds = collections.Counter(r["kind"] for r in part)
-        return {"cases": len(part), **{kind: kinds[kind] for kind in KINDS}}
+        second = collections.Counter(r.get("second") for r in part)
+        return {"cases": len(part), **{kind: kinds[kind] for kind in KINDS},
+                "second_gradients": second["compared"], "no_second_derivative": second["none"]}
 
     operators = collections.defaultdict(set)
     for r in results:
@@ -275,7 +277,9 @@ def table(name, results, totals, details):
         cases = max(1, share["cases"])
         print("  %-9s %6d cases: %s" % (form, share["cases"], ", ".join(
             "%s %d (%.2f %%)" % (kind, share[kind], 100 * share[kind] / cases)
-            for kind in KINDS if share[kind])))
+            for kind in KINDS if share[kind])
+            + "; second gradients compared in %d, no second derivative in %d" % (
+                share["second_gradients"], share["no_second_derivative"])))
     print("  without cases (no dense tensor among the arguments): %s"
           % ", ".join(totals["without_cases"]))
     groups = collections.defaultdict(list)
@@ -283,7 +287,7 @@ def table(name, results, totals, details):
         if r["kind"] != "right":
             groups[r["kind"], r["op"]].append(r)
     for (kind, op), group in sorted(groups.items(), key=lambda g: (KINDS.index(g[0][0]), g[0][1])):
-        print("  %-14s %4d  %s" % (kind, len(group), op))
+        print("  %-21s %4d  %s" % (kind, len(group), op))
         for r in group if details else group[:1]:
             print("      %s\n        %s" % (r["case"], r["details"].replace("\n", "\n        ")))
 

@@ -1,13 +1,15 @@
-"""One rank: runs the cases of one operator on plain tensors and on DTensors, and tells how they compare.
+"""One rank: runs the cases of one operator on plain tensors and on DTensors, and tells how they compare: values,
+gradients and, of operators that have them in PyTorch's words (supports_gradgrad), second gradients.
 
 A case is an operator in one of its forms, on one sample, with a layout for each tensor among the arguments:
 
     for number, case in enumerate(cases(op, mesh=[2, 2], budget=Budget())):
-        outcome = run(case)      # ("right", "") or ("wrong", "output 0: ...")
+        outcome = run(case)      # Outcome("right") or Outcome("wrong", "output 0: ...")
 
 Cases are a function of the operator, the mesh and the budget: every rank, and a second try, gets the same.
 """
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -36,6 +38,11 @@ class Budget:
     samples: int = 12
 
 
+# What came of a case. `second` is "compared" where second gradients were, "none" where there are gradients but one
+# device cannot differentiate them again.
+Outcome = collections.namedtuple("Outcome", "kind details second", defaults=("", ""))
+
+
 @dataclasses.dataclass
 class Reference:
     """What one device gives."""
@@ -44,6 +51,8 @@ class Reference:
     outputs: list = None
     gradients: list = None
     cotangents: list = None
+    second_cotangents: list = None  # one per gradient; None for one that cannot be differentiated again
+    second_gradients: list = None  # of the leaves, then of the cotangents
     repeatable: bool = True
 
 
@@ -113,12 +122,30 @@ class Sample:
         outputs = call(self, form, leaves, out)
         result = Reference(outputs=flat(outputs))
         if gradients and form != "out":
-            found = gradients_of(self, outputs, leaves, None)
-            result.outputs = [detached(o) for o in result.outputs]
-            result.cotangents, result.gradients = found
-        else:
-            result.outputs = [detached(o) for o in result.outputs]
+            self._differentiate(result, outputs, needing_gradient(leaves))
+        result.outputs = [detached(o) for o in result.outputs]
         return result
+
+    def _differentiate(self, result, outputs, leaves):
+        """What cannot be differentiated on one device has nothing to compare with."""
+        outputs = differentiable(self, outputs) if leaves else []
+        if not outputs:
+            return
+        cotangents = [w.requires_grad_() for w in weights_of(outputs, 7)]
+        try:
+            result.gradients = gradients_of(outputs, leaves, cotangents, retain_graph=True)
+        except Exception:
+            return
+        result.cotangents = cotangents
+        if not self.op.supports_gradgrad:
+            return
+        try:
+            first = gradients_of(outputs, leaves, cotangents, create_graph=True)
+            weights = weights_of(first, 8)
+            result.second_gradients = gradients_of(first, leaves + cotangents, weights)
+        except Exception:
+            return
+        result.second_cotangents = weights
 
 
 def tensor(value):
@@ -158,29 +185,33 @@ def call(sample, form, leaves, out):
     return out
 
 
-def gradients_of(sample, outputs, leaves, cotangents):
-    """(cotangents, gradients of the leaves); Nones if there is no gradient on one device."""
-    leaves = [x for x in leaves if x.requires_grad]
-    if not leaves:
-        return None, None
+def needing_gradient(tensors):
+    return [x for x in tensors if x.requires_grad]
+
+
+def differentiable(sample, outputs):
     if sample.process is not None:
         outputs = sample.process(outputs)
-    differentiable = [o for o in flat(outputs) if tensor(o) and o.requires_grad]
-    if not differentiable:
-        return None, None
-    if cotangents is None:
-        generator = torch.Generator().manual_seed(7)
-        cotangents = []
-        for o in differentiable:
-            kind = torch.complex128 if o.is_complex() else torch.float64
-            made = torch.randn(o.shape, generator=generator, dtype=kind)
-            cotangents.append(made.to(o.dtype))
-        try:
-            return cotangents, torch.autograd.grad(
-                differentiable, leaves, cotangents, allow_unused=True)
-        except Exception:
-            return None, None  # not differentiable there: nothing to compare with
-    return cotangents, torch.autograd.grad(differentiable, leaves, cotangents, allow_unused=True)
+    return needing_gradient(filter(tensor, flat(outputs)))
+
+
+def weights_of(tensors, seed):
+    """Random numbers for each that can be differentiated, None for the others."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def weight(t):
+        if t is None or not t.requires_grad:
+            return None
+        kind = torch.complex128 if t.is_complex() else torch.float64
+        return torch.randn(t.shape, generator=generator, dtype=kind).to(t.dtype)
+
+    return [weight(t) for t in tensors]
+
+
+def gradients_of(outputs, leaves, weights, **graph):
+    """Of those outputs that have a weight."""
+    of = [(o, w) for o, w in zip(outputs, weights) if w is not None]
+    return torch.autograd.grad([o for o, _ in of], leaves, [w for _, w in of], allow_unused=True, **graph)
 
 
 # --- comparison ------------------------------------------------------------------------------------
@@ -232,6 +263,7 @@ class Case:
     form: str
     layouts: list  # one per tensor
     out_layout: str  # of outputs of out=, and of the cotangents
+    second_layout: str  # of the cotangents of the gradients
 
     def __str__(self):
         shapes = ", ".join("%s%s" % (list(t.shape), layout)
@@ -315,8 +347,8 @@ def cases(op, mesh, budget):
                 seed = zlib.crc32(repr((op.full_name, k, sample.number, form)).encode())
                 count = each if form == "function" else max(1, each // 3)
                 for n, layouts in enumerate(layouts_of(sample, mesh, count, seed)):
-                    out = ["R", "S(0)", "P"][(n + seed) % 3]
-                    yield Case(sample, form, layouts, out)
+                    out = ["R", "S(0)", "P"]
+                    yield Case(sample, form, layouts, out[(n + seed) % 3], out[(n + seed // 3) % 3])
 
 
 def out_layout(t, placement, mesh):
@@ -325,7 +357,7 @@ def out_layout(t, placement, mesh):
 
 
 def run(case, mesh):
-    """(what came of it, details): None if one device cannot do it either and it is no case."""
+    """The Outcome; None if one device cannot do it either and it is no case."""
     sample, form = case.sample, case.form
     expected = sample.reference(form)
     if expected.error is not None and form != "function":
@@ -342,35 +374,75 @@ def run(case, mesh):
         outputs = call(sample, form, leaves, out)
     except Exception as error:
         if expected.error is not None:
-            return "right", ""
-        return "error", text_of(error)
+            return Outcome("right")
+        return Outcome("error", text_of(error))
     if expected.error is not None:
-        return "wrong", "no error; one device says: " + text_of(expected.error)
+        return Outcome("wrong", "no error; one device says: " + text_of(expected.error))
     # All collectives first: ranks that see different numbers still do the same.
     try:
         actual = flat(outputs)
         gathered = [whole(o) if tensor(o) else o for o in actual]
     except Exception as error:
-        return "error", "the result cannot be gathered: " + text_of(error)
-    try:
-        gradients = None
-        if expected.gradients is not None:
-            cotangents = [distribute(c, out_layout(c, case.out_layout, mesh))
-                          for c in expected.cotangents]
-            _, gradients = gradients_of(sample, outputs, leaves, cotangents)
-            gradients = [g if g is None else whole(g) for g in gradients or ()]
-    except Exception as error:
-        gradients = error
+        return Outcome("error", "the result cannot be gathered: " + text_of(error))
+    gradients, again, failed = differentiate(case, mesh, expected, outputs, leaves)
     found = differences(expected, actual, gathered)
     if found is not None:
-        return "wrong", found
-    if isinstance(gradients, Exception):
-        return "gradient error", text_of(gradients)
-    if gradients is not None and expected.repeatable:
-        found = gradient_differences(expected, gradients)
-        if found is not None:
-            return "wrong gradient", found
-    return "right", ""
+        return Outcome("wrong", found)
+    if expected.gradients is None:
+        return Outcome("right")
+    second = "none" if expected.second_gradients is None else ""
+    if gradients is None:
+        return Outcome("gradient error", text_of(failed), second)
+    if not expected.repeatable:
+        return Outcome("right" if failed is None else "second gradient error",
+                       text_of(failed) if failed else "", second)
+    found = gradient_differences(expected.gradients, gradients)
+    if found is not None:
+        return Outcome("wrong gradient", found, second)
+    if failed is not None:
+        return Outcome("second gradient error", text_of(failed), second)
+    if again is None:
+        return Outcome("right", "", second)
+    first, again = again
+    found = gradient_differences(expected.gradients, first)
+    if found is not None:
+        return Outcome("wrong second gradient", "with create_graph, %s" % found, "compared")
+    found = gradient_differences(expected.second_gradients, again)
+    if found is not None:
+        return Outcome("wrong second gradient", "of %d leaves, then of cotangents: %s" % (
+            len(expected.gradients), found), "compared")
+    return Outcome("right", "", "compared")
+
+
+def differentiate(case, mesh, expected, outputs, leaves):
+    """(gradients, (gradients with create_graph, second gradients), what was raised): None where there is none."""
+    gradients = again = None
+    if expected.gradients is None:
+        return gradients, again, None
+    try:
+        leaves = needing_gradient(leaves)
+        outputs = differentiable(case.sample, outputs)
+        cotangents = [distribute(c.detach(), out_layout(c, case.out_layout, mesh)).requires_grad_()
+                      for c in expected.cotangents]
+        if len(outputs) != len(cotangents):
+            raise AssertionError("%d differentiable results, wanted %d" % (len(outputs), len(cotangents)))
+        found = gradients_of(outputs, leaves, cotangents, retain_graph=True)
+        gradients = [g if g is None else whole(g) for g in found]
+        if expected.second_gradients is None:
+            return gradients, again, None
+        found = gradients_of(outputs, leaves, cotangents, create_graph=True)
+        first = [g if g is None else whole(g) for g in found]
+        weights = []
+        for k, (g, w) in enumerate(zip(found, expected.second_cotangents)):
+            if w is not None and (g is None or not g.requires_grad):
+                raise AssertionError("gradient %d cannot be differentiated" % k)
+            spread = w is not None and ours.is_dtensor(g)
+            weights.append(distribute(w, out_layout(w, case.second_layout, mesh)) if spread else w)
+        found = gradients_of(found, leaves + cotangents, weights)
+        again = first, [g if g is None else whole(g) for g in found]
+    except Exception as error:
+        return gradients, again, error
+    return gradients, again, None
 
 
 def differences(expected, actual, gathered):
@@ -389,10 +461,8 @@ def differences(expected, actual, gathered):
 
 
 def gradient_differences(expected, gradients):
-    if not gradients:
-        return "none"
     # (A plain tensor is right too: some formulas make a new one, of zeros for instance; finish_grad_sync takes it.)
-    for k, (want, got) in enumerate(zip(expected.gradients, gradients)):
+    for k, (want, got) in enumerate(zip(expected, gradients)):
         if got is None:
             if want is not None and bool(want.any()):
                 return "gradient %d: none" % k
