@@ -1,17 +1,14 @@
 // What models communicate in a training step, beside what theory says.
 //
 //   ./bazelw run -c opt //bench:communication                       # a table
-//   ./bazelw run -c opt //bench:communication -- --json             # one JSON
-//   document
+//   ./bazelw run -c opt //bench:communication -- --json             # one JSON document
 //   ./bazelw run -c opt //bench:communication -- --filter="llama, tp" --trace
-//   ./bazelw run -c opt //bench:communication -- --cpu --max_cpu_ratio=1.25
-//   --dim=512 --layers=4
+//   ./bazelw run -c opt //bench:communication -- --cpu --max_cpu_ratio=1.25 --dim=512 --layers=4
 //       --tokens=256 --batch=4
 //
-// The models (models.h) know nothing of meshes. The theory (scenarios.h) is
-// formulas of sizes; from the library it has what a plan makes of each
-// parameter. Ranks are threads. Exit status 1: a loss or a gradient is not one
-// device's, a rank sends what theory does not say, CPU time is beyond
+// The models (models.h) know nothing of meshes. The theory (scenarios.h) is formulas of sizes; from the
+// library it has what a plan makes of each parameter. Ranks are threads. Exit status 1: a loss or a
+// gradient is not one device's, a rank sends what theory does not say, CPU time is beyond
 // --max_cpu_ratio, or a step failed.
 
 #include <cstdint>
@@ -35,9 +32,9 @@ ABSL_FLAG(bool, json, false, "print one JSON document");
 ABSL_FLAG(std::string, filter, "", "only scenarios with this in \"name (mesh)\"");
 ABSL_FLAG(bool, trace, false, "show every collective");
 ABSL_FLAG(bool, cpu, false, "measure CPU time, too");
-ABSL_FLAG(double, max_cpu_ratio, 0,
-          "of the ranks' CPU time to one device's and communication's; more is "
-          "a failure (0: none is)");
+ABSL_FLAG(
+    double, max_cpu_ratio, 0,
+    "of the ranks' CPU time to one device's and communication's; more is a failure (0: none is)");
 ABSL_FLAG(int, steps, 5, "of which the median CPU time is taken");
 ABSL_FLAG(int64_t, batch, communication_bench::Sizes().batch, "sequences, or images");
 ABSL_FLAG(int64_t, tokens, communication_bench::Sizes().tokens, "of a sequence");
@@ -63,8 +60,7 @@ double ratio(int64_t measured, int64_t theory) {
   return static_cast<double>(measured) / static_cast<double>(theory);
 }
 
-// A scenario's lines: one for each phase that has or should have traffic, and
-// the step's.
+// A scenario's lines: one for each phase that has or should have traffic, and the step's.
 struct Line {
   const char* phase;
   Traffic measured, theory;
@@ -134,8 +130,7 @@ bool fit(const Sizes& s) {
       s.batch % 4 == 0 && s.tokens % 4 == 0 && s.vocabulary % 4 == 0 && s.dim % (2 * s.heads) == 0)
     return true;
   std::fprintf(stderr,
-               "communication: wanted --batch, --tokens and --vocab that "
-               "divide by 4, --dim by %d, "
+               "communication: wanted --batch, --tokens and --vocab that divide by 4, --dim by %d, "
                "and --layers of at least 1\n",
                static_cast<int>(2 * s.heads));
   return false;
@@ -209,6 +204,12 @@ int run() {
                  absl::GetFlag(FLAGS_filter).c_str());
     return 1;
   }
+  TextTable skips({"not among them", "why"});
+  json["skipped"] = nlohmann::ordered_json::array();
+  for (const Skipped& skip : skipped()) {
+    skips.add({skip.name, skip.why});
+    json["skipped"].push_back({{"name", skip.name}, {"why", skip.why}});
+  }
   json["as_theory_says"] = as_theory;
   json["failures"] = failures;
   if (as_json) {
@@ -216,13 +217,11 @@ int run() {
   } else {
     std::printf(
         "%s%d of %d scenarios communicate as theory says\n"
-        "row sums: LibTorch's log_softmax sums each row of its "
-        "gradient over the vocabulary\n",
-        table.to_string().c_str(), as_theory, all);
+        "row sums: LibTorch's log_softmax sums each row of its gradient over the vocabulary\n\n%s",
+        table.to_string().c_str(), as_theory, all, skips.to_string().c_str());
     if (absl::GetFlag(FLAGS_cpu)) {
       std::printf(
-          "\nCPU time of a step; ratio: of the ranks' to one device's "
-          "and communication's\n%s",
+          "\nCPU time of a step; ratio: of the ranks' to one device's and communication's\n%s",
           cpu_table.to_string().c_str());
     }
   }

@@ -70,4 +70,11 @@ std::string mesh_name(const Scenario& scenario);
 
 std::vector<Scenario> scenarios(const Sizes& sizes);
 
+// Combinations of models, plans and meshes that are not among them.
+struct Skipped {
+  std::string name;
+  std::string why;
+};
+std::vector<Skipped> skipped();
+
 }  // namespace communication_bench
