@@ -4,7 +4,7 @@
 //   ./bazelw run -c opt //bench:communication -- --json             # one JSON document
 //   ./bazelw run -c opt //bench:communication -- --filter="llama, tp" --trace
 //   ./bazelw run -c opt //bench:communication -- --cpu --max_cpu_ratio=1.25 --dim=512 --layers=4
-//       --tokens=256 --batch=4
+//       --tokens=256 --batch=4 --vocab=4096
 //
 // The models (models.h) know nothing of meshes. The theory (scenarios.h) is formulas of sizes; from the
 // library it has what a plan makes of each parameter. Ranks are threads. Exit status 1: a loss or a
