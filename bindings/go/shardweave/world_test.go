@@ -745,6 +745,41 @@ func TestEachTermOfACostIsInTheJSON(t *testing.T) {
 	})
 }
 
+func TestAWeightThatAPlanCutIsNotGatheredUnseen(t *testing.T) {
+	run(t, 2, func(w *sw.World) error {
+		module, err := w.NewModule()
+		if err != nil {
+			return err
+		}
+		weight := module.Parameter("up.weight", sw.Ones(w, []int64{6, 4}))
+		m, err := w.ParseMesh("dp=2")
+		if err != nil {
+			return err
+		}
+		plan, err := sw.ParsePlan(`{"parameter": {"up.weight": {"dp": "S(0)"}}}`)
+		if err != nil {
+			return err
+		}
+		if err := module.Distribute(m, plan, sw.SameEverywhere); err != nil {
+			return err
+		}
+		x := sw.Ones(m, []int64{5, 4}, sw.On{"dp": "S(0)"})
+		err = m.ForbidCommunication(func() error { return x.Linear(weight, nil).Err() })
+		if !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), "(the weight 'up.weight')") {
+			return fmt.Errorf("forbidden: %v", err)
+		}
+		for _, want := range []int64{0, 1} {
+			if n, err := m.DispatchCounters(); err != nil || n.UnshardedWeights != want {
+				return fmt.Errorf("%+v, %v", n, err)
+			}
+			if err := x.Linear(weight, nil).Err(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 func TestCounting(t *testing.T) {
 	w, err := sw.Counting(5, 64)
 	if err != nil {

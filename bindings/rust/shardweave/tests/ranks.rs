@@ -862,6 +862,29 @@ fn each_term_of_a_cost_is_in_the_json() {
 }
 
 #[test]
+fn a_weight_that_a_plan_cut_is_not_gathered_unseen() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let layer = Layer::new()?;
+            let plan = ParameterPlan::new().line("weight", &[("dp", Shard(0))]);
+            layer.distribute(&mesh, &plan, Source::Same)?;
+            let x = sample()?.distribute_from(Source::Same, &mesh, "[S(0)]")?;
+            {
+                let _strict = mesh.forbid_communication()?;
+                let error = layer.loss(&x).unwrap_err();
+                assert_eq!(error.code(), Code::FailedPrecondition);
+                assert!(error.message().contains("(the weight 'weight')"), "{error}");
+            }
+            assert_eq!(mesh.dispatch_counters()?.unsharded_weights, 0);
+            layer.loss(&x)?;
+            assert_eq!(mesh.dispatch_counters()?.unsharded_weights, 1);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
 fn layouts_say_what_ranks_hold() {
     let ragged = RaggedShard { dim: 0, sizes: vec![3, 0, 4] };
     for placement in [Shard(1), Replicate, Partial(ReduceOp::Avg), ragged] {
