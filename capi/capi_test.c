@@ -1037,6 +1037,43 @@ static void test_checkpoint(swv_world* world) {
 
 /* A parameter in a module, distributed by a plan; both optimizers; the loss falls, state is
  * sharded. */
+/* A batch that is cut meets a weight that a plan cut along the same mesh dimension. */
+static void test_unsharded_weight(swv_world* world) {
+  const int64_t sizes[] = {6, 5};
+  swv_mesh* mesh = make_mesh(world);
+  swv_tensor *w, *x = make_randn(mesh, "[S(0), R]", 8, 5, 0);
+  swv_module* module;
+  swv_plan* plan;
+  swv_scope* strict;
+  swv_op* linear;
+  swv_value args[2], result;
+  swv_dispatch_counters counters = SWV_DISPATCH_COUNTERS_INIT;
+  CHECK_OK(swv_tensor_ones(sizes, 2, NULL, &w));
+  CHECK_OK(swv_module_create(&module));
+  CHECK_OK(swv_module_add_parameter(module, "up.weight", w));
+  CHECK_OK(swv_plan_from_json("{\"parameter\": {\"up.weight\": {\"dp\": \"S(0)\"}}}", &plan));
+  CHECK_OK(swv_module_distribute(module, mesh, plan, NULL));
+  CHECK_OK(swv_op_find("aten::linear", &linear));
+  args[0] = swv_value_tensor(x);
+  args[1] = swv_value_tensor(w);
+  CHECK_OK(swv_mesh_forbid_communication(mesh, &strict));
+  CHECK_FAILS(swv_op_call(linear, SWV_MODE_GRAD, args, 2, &result, 1, NULL),
+              SWV_CODE_FAILED_PRECONDITION, "(the weight 'up.weight')");
+  swv_scope_free(strict);
+  CHECK_OK(swv_mesh_dispatch_counters(mesh, &counters));
+  CHECK(counters.unsharded_weights == 0);
+  CHECK_OK(swv_op_call(linear, SWV_MODE_GRAD, args, 2, &result, 1, NULL));
+  swv_value_clear(&result);
+  CHECK_OK(swv_mesh_dispatch_counters(mesh, &counters));
+  CHECK(counters.unsharded_weights == 1);
+  swv_op_free(linear);
+  swv_plan_free(plan);
+  swv_module_free(module);
+  swv_tensor_free(w);
+  swv_tensor_free(x);
+  swv_mesh_free(mesh);
+}
+
 static void test_training(swv_world* world) {
   const int64_t sizes[] = {6, 5};
   swv_mesh* mesh = make_mesh(world);
@@ -1771,6 +1808,7 @@ static swv_status* rank_main(void* user_data, swv_world* world) {
   test_cost_model(world);
   test_autograd(world);
   test_checkpoint(world);
+  test_unsharded_weight(world);
   test_training(world);
   test_tied_weights(world);
   test_optimizer_state(world);

@@ -2619,10 +2619,15 @@ SWV_API SWV_MUST_USE swv_status* swv_trace_to_json(const swv_trace* trace, swv_s
  * what each would cost, which would be taken, and what follows. Nothing runs. As a table, and as
  * JSON; either may be NULL. SWV_CODE_FAILED_PRECONDITION for an operator that is made of others
  * (aten::linear): trace those.
- *   {"op", "mesh", "has_rule", "gathered", "bytes", "dims": [{"name", "ranks", "chosen", "options":
- *   [{"inputs", "outputs", "seconds", "bytes", "obstacle"}]}], "inputs": [{"name", "dtype",
- *   "shape", "before", "after", "steps": [{"kind", "mesh_dims", "before", "after", "bytes",
- *   "seconds"}]}], "outputs": [like inputs]} */
+ *   {"op", "mesh", "has_rule", "gathered", "bytes", "dims": [{"name", "ranks", "chosen",
+ *   "not_offered", "options": [{"inputs", "outputs", "seconds", "move", "compute", "owed",
+ *   "gives_up", "bytes", "obstacle"}]}], "inputs": [{"name", "dtype", "shape", "before", "after",
+ *   "steps": [{"kind", "mesh_dims", "before", "after", "bytes", "seconds"}]}], "outputs": [like
+ *   inputs]}
+ * An option's seconds: to move the arguments, to compute on a rank's part, and the reduction that
+ * sums still owe. What it gives up counts before them: "", or the cuts of "data" (that becomes
+ * whole; "data's place": cut in another way) or of a "weight", ", " between them. not_offered are
+ * sentences: the cuts of arguments that no option takes as they are. */
 SWV_API SWV_MUST_USE swv_status* swv_op_explain(const swv_op* op, const swv_value* arguments,
                                                 size_t num_arguments, swv_string** out_text,
                                                 swv_string** out_json);

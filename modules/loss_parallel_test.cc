@@ -6,7 +6,9 @@
 
 #include "ATen/ATen.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/modules/parallel_style.h"
@@ -47,12 +49,14 @@ void fill(nn::Linear& head) {
   }
 }
 
-// `sequence`: what comes into the head is cut along the sequence.
+// `sequence`: what comes into the head is cut along the sequence. `over`: the mesh dimensions that cut
+// the vocabulary.
 void sends_no_logits(const std::vector<MeshDim>& dims, int64_t vocabulary, Form form,
-                     int64_t reduction, double smoothing, bool sequence) {
-  SCOPED_TRACE(absl::StrCat("vocabulary ", vocabulary, ", form ", static_cast<int>(form),
-                            ", reduction ", reduction, ", smoothing ", smoothing, ", sequence ",
-                            sequence));
+                     int64_t reduction, double smoothing, bool sequence,
+                     const std::vector<std::string>& over = {"tp"}) {
+  SCOPED_TRACE(absl::StrCat("over ", absl::StrJoin(over, ", "), ", vocabulary ", vocabulary,
+                            ", form ", static_cast<int>(form), ", reduction ", reduction,
+                            ", smoothing ", smoothing, ", sequence ", sequence));
   const at::Tensor hidden =
       (at::arange(kBatch * kLength * kDim, at::kDouble) * 0.9).cos().view({kBatch, kLength, kDim});
   const at::Tensor targets =
@@ -65,7 +69,13 @@ void sends_no_logits(const std::vector<MeshDim>& dims, int64_t vocabulary, Form 
   on_mesh(dims, [&](const MeshPtr& mesh) {
     nn::Linear head(kDim, vocabulary);
     fill(head);
-    parallelize_module(*head, mesh, ColwiseParallel(), "tp", {.source = std::nullopt});
+    if (over.size() == 1) {
+      parallelize_module(*head, mesh, ColwiseParallel(), over[0], {.source = std::nullopt});
+    } else {  // a style has one
+      NamedPlacements words;
+      for (const std::string& dim : over) words.emplace_back(dim, Shard(0));
+      distribute_module(*head, mesh, {{"*", words}}, {.source = std::nullopt});
+    }
     NamedPlacements rows;
     if (mesh->mesh().ndim() > 1 && form != Form::kLast) rows.emplace_back("dp", Shard(0));
     NamedPlacements lies = rows;
@@ -75,7 +85,9 @@ void sends_no_logits(const std::vector<MeshDim>& dims, int64_t vocabulary, Form 
     const at::Tensor dt = distribute_tensor(targets, mesh, rows, {.source = std::nullopt});
     const CommTrace trace(mesh);
     const at::Tensor logits = head(dx);
-    EXPECT_EQ(layout_of(logits).placements().back(), Shard(2));
+    for (const std::string& dim : over) {
+      EXPECT_EQ(layout_of(logits)[*mesh->mesh().dim(dim)], Shard(2)) << dim;
+    }
     const at::Tensor loss = loss_of(form, logits, dt, reduction, smoothing);
     loss.square().sum().backward();
     // Of a rank's rows all logits would be so many bytes.
@@ -111,6 +123,22 @@ TEST(LossParallelTest, CrossEntropyOfACutVocabularySendsNoLogits) {
       }
     }
   }
+}
+
+// A vocabulary that two mesh dimensions cut, one inside the other; and three dimensions of which one does.
+TEST(LossParallelTest, OverTwoOfThreeMeshDimensions) {
+  const std::vector<MeshDim> dims = {{"dp", 2}, {"x", 2}, {"tp", 2}};
+  for (const std::vector<std::string>& over : {std::vector<std::string>{"x", "tp"}, {"tp"}}) {
+    for (const Form form : {Form::kRows, Form::kLast, Form::kSecond}) {
+      for (const double smoothing : {0.0, 0.1}) {
+        for (const int64_t reduction :
+             {at::Reduction::Mean, at::Reduction::Sum, at::Reduction::None}) {
+          sends_no_logits(dims, 61, form, reduction, smoothing, false, over);
+        }
+      }
+    }
+  }
+  sends_no_logits(dims, 6, Form::kRows, at::Reduction::Mean, 0.1, false, {"x", "tp"});
 }
 
 // Fewer words than ranks.

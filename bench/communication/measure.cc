@@ -10,6 +10,7 @@
 
 #include "ATen/ATen.h"
 #include "ATen/Parallel.h"
+#include "absl/strings/str_cat.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/distribute_module.h"
@@ -68,7 +69,7 @@ void between_steps(Training& t) {
 
 Traffic traffic(const std::vector<CommEvent>& events, size_t begin, size_t end) {
   Traffic sum;
-  for (size_t i = begin; i < end; ++i) sum += {1, events[i].bytes};
+  for (size_t i = begin; i < end; ++i) sum += {{{events[i].collective, 1}}, events[i].bytes};
   return sum;
 }
 
@@ -111,10 +112,14 @@ void compare(Training& want, Training& got, Measurement& m) {
   }
 }
 
-absl::Status on_ranks(const Scenario& s, const std::function<void(World&, const MeshPtr&)>& body) {
+int num_ranks(const Scenario& s) {
   int64_t ranks = 1;
   for (const MeshDim& dim : s.mesh) ranks *= dim.size;
-  return run_ranks(static_cast<int>(ranks), [&](World& world) -> absl::Status {
+  return static_cast<int>(ranks);
+}
+
+absl::Status on_ranks(const Scenario& s, const std::function<void(World&, const MeshPtr&)>& body) {
+  return run_ranks(num_ranks(s), [&](World& world) -> absl::Status {
     at::set_num_threads(1);
     auto mesh = init_device_mesh(world, s.mesh);
     if (!mesh.ok()) return mesh.status();
@@ -182,20 +187,28 @@ void repeat(dtensor_internal::MeshContext& context, const CommEvent& event) {
 absl::StatusOr<Measurement> measure(const Scenario& scenario) {
   Training plain = on_one_device(scenario);
   const double want = step(plain);
-  Measurement result;
+  std::vector<Measurement> of_ranks(num_ranks(scenario));
   const absl::Status status = on_ranks(scenario, [&](World& world, const MeshPtr& mesh) {
     Training t = on_mesh(scenario, mesh);
     step(t);
     between_steps(t);
-    Measurement mine;
+    Measurement& mine = of_ranks[world.rank()];
     double loss = 0;
     std::vector<CommEvent> events;
-    mine.phases = traced_step(t, mesh, loss, mine.trace, events);
+    mine.of_ranks = {traced_step(t, mesh, loss, mine.trace, events)};
     mine.loss_error = std::isfinite(loss) ? std::abs(loss - want) / std::abs(want) : INFINITY;
     compare(plain, t, mine);
-    if (world.rank() == 0) result = std::move(mine);
   });
   if (!status.ok()) return status;
+  Measurement result = of_ranks[0];
+  for (size_t i = 1; i < of_ranks.size(); ++i) {
+    const Measurement& other = of_ranks[i];
+    result.of_ranks.push_back(other.phases());
+    result.loss_error = std::max(result.loss_error, other.loss_error);
+    if (other.gradient_error <= result.gradient_error) continue;
+    result.gradient_error = other.gradient_error;
+    result.worst_gradient = other.worst_gradient;
+  }
   return result;
 }
 
@@ -242,16 +255,31 @@ absl::StatusOr<CpuTime> cpu_time(const Scenario& scenario, int steps) {
   return result;
 }
 
-bool as_theory_says(const Scenario& scenario, const Phases& measured) {
-  const Phases& theory = scenario.theory;
-  const auto within = [](const Traffic& got, const Traffic& want, const Traffic& more) {
-    return got.collectives >= want.collectives && got.bytes >= want.bytes &&
-           got.collectives <= want.collectives + more.collectives &&
-           got.bytes <= want.bytes + more.bytes;
+Verdict as_theory_says(const Scenario& scenario, const std::vector<Phases>& of_ranks) {
+  Phases with_row_sums = scenario.theory;
+  with_row_sums.backward += scenario.row_sums;
+  const auto all_are = [&](const Phases& theory) {
+    return std::all_of(of_ranks.begin(), of_ranks.end(),
+                       [&](const Phases& measured) { return measured == theory; });
   };
-  return measured.forward == theory.forward &&
-         within(measured.backward, theory.backward, scenario.backward_allowance) &&
-         measured.gradient_sync == theory.gradient_sync;
+  if (all_are(scenario.theory)) return Verdict::kYes;
+  return all_are(with_row_sums) ? Verdict::kWithRowSums : Verdict::kNo;
+}
+
+std::string differences(const Scenario& scenario, const std::vector<Phases>& of_ranks) {
+  std::string text;
+  const Phases& theory = scenario.theory;
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    const auto compare = [&](const char* phase, const Traffic& measured, const Traffic& want) {
+      if (measured == want) return;
+      absl::StrAppend(&text, "rank ", rank, ", ", phase, ": ", measured.to_string(),
+                      "; theory: ", want.to_string(), "\n");
+    };
+    compare("forward", of_ranks[rank].forward, theory.forward);
+    compare("backward", of_ranks[rank].backward, theory.backward);
+    compare("gradient sync", of_ranks[rank].gradient_sync, theory.gradient_sync);
+  }
+  return text;
 }
 
 }  // namespace communication_bench

@@ -28,6 +28,8 @@ std::string_view to_string(ModelKind kind);  // "gpt", ...
 // Every size divides by 4, so that formulas need no rounding. A step has many more tokens than the
 // model has features, as in training, and more than the experts have: only then is it cheaper to
 // move parameters than activations, which is what sharded parameters under a sharded batch are for.
+// And no fewer words than features: else a rank would rather move the gradient of its words' logits, and
+// compute a part of the head's gradient from some of the tokens, than read all of them.
 struct Sizes {
   int64_t batch = 8;
   int64_t tokens = 64;  // of a sequence

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "shardweave/placement/redistribute_plan.h"
 
 namespace communication_bench {
 namespace {
@@ -19,6 +18,16 @@ using shardweave::Shard;
 using shardweave::StridedShard;
 
 constexpr int64_t kElementSize = 4;  // float
+
+// A network that the theory assumes where it has to choose between a few large collectives and many
+// small ones: rank threads. The library's own defaults are no part of a theory of what is best.
+constexpr double kLatency = 5e-6;   // seconds
+constexpr double kBandwidth = 5e9;  // bytes per second
+
+// Gradients travel together as long as a bucket is no larger than PyTorch's DDP has them; those that
+// are worth a message of their own are not copied into one.
+constexpr int64_t kBucket = 25 << 20;
+constexpr int64_t kAlone = 1 << 20;
 
 // --- sizes ---------------------------------------------------------------------------------------
 
@@ -52,11 +61,13 @@ std::vector<int64_t> batch_norm_channels(const Sizes& sizes) {
   return {sizes.channels, 2 * sizes.channels, 4 * sizes.channels};
 }
 
-// A parameter: its elements, and how many of them the ranks along one mesh dimension share.
+// A parameter: its elements, how many of them the ranks along one mesh dimension share, and whether
+// that cuts them.
 struct Parameter {
   std::string name;
   int64_t whole;
   int64_t elements;
+  bool is_cut;
 };
 
 // What the mesh dimensions other than `dim` leave of every parameter.
@@ -68,10 +79,16 @@ std::vector<Parameter> parameters(const Scenario& s, std::string_view dim) {
     int64_t whole = 1;
     for (const int64_t size : tensor.sizes) whole *= size;
     int64_t count = whole;
+    bool is_cut = false;
     for (size_t i = 0; i < s.mesh.size(); ++i) {
-      if (s.mesh[i].name != dim && tensor.layout[i].is_shard()) count /= s.mesh[i].size;
+      if (!tensor.layout[i].is_shard()) continue;
+      if (s.mesh[i].name == dim) {
+        is_cut = true;
+      } else {
+        count /= s.mesh[i].size;
+      }
     }
-    all.push_back({tensor.fqns[0], whole, count});
+    all.push_back({tensor.fqns[0], whole, count, is_cut});
   }
   return all;
 }
@@ -86,16 +103,17 @@ Traffic one_each(Collective collective, int64_t k, const std::vector<Parameter>&
   return all;
 }
 
-// As finish_grad_sync() does it: those of at most 1 MiB share buckets of 25 MiB.
 Traffic in_buckets(Collective collective, int64_t k, const std::vector<Parameter>& tensors) {
   Traffic all;
   int64_t bucket = 0;  // bytes in it
   for (const Parameter& p : tensors) {
     const int64_t bytes = p.whole * kElementSize;
-    const bool alone = bytes > (1 << 20);
-    const bool joins = !alone && bucket > 0 && bucket + bytes <= (25 << 20);
+    const bool alone = bytes > kAlone;
+    const bool joins = !alone && bucket > 0 && bucket + bytes <= kBucket;
     if (!alone) bucket = joins ? bucket + bytes : bytes;
-    all += {joins ? 0 : 1, collective(k, p.elements).bytes};
+    Traffic own = collective(k, p.elements);
+    if (joins) own.kinds.clear();
+    all += own;
   }
   return all;
 }
@@ -145,7 +163,7 @@ void add_vocabulary(Scenario& s, int64_t k, int64_t parts) {
   if (parts == 1) s.theory.forward += mean_loss(k);
   // The gradient of what goes into the head.
   s.theory.backward += all_reduce(k, activation(s) / parts);
-  s.backward_allowance = all_reduce(k, n);
+  s.row_sums = all_reduce(k, n);
 }
 
 // Batch norm over a batch that is cut.
@@ -177,23 +195,38 @@ Phases sharded_parameters(const Scenario& s, int64_t k) {
   Phases t;
   // Each where it is needed first; kept for backward.
   std::vector<Parameter> gathered = parameters(s, "dp");
-  std::erase_if(gathered,
-                [](const Parameter& p) { return p.name == "positions.weight" || p.name == "cls"; });
+  std::erase_if(gathered, [](const Parameter& p) {
+    return !p.is_cut || p.name == "positions.weight" || p.name == "cls";
+  });
   t.forward = one_each(all_gather, k, gathered) + mean_loss(k);
   // Positions are no data that is cut: each rank looks up what is among its rows.
   if (has_position_table(s)) t.forward += all_reduce(k, s.sizes.tokens * s.sizes.dim);
   // The class token meets the batch when it has been expanded to it.
   if (s.model == ModelKind::kVit) t.forward += all_to_all(k, s.sizes.batch * s.sizes.dim);
   if (s.model == ModelKind::kConvNet) add_batch_norms(t, s.sizes, k);
-  t.gradient_sync = in_buckets(reduce_scatter, k, gradients_to_sync(s, "dp"));
+  std::vector<Parameter> cut, whole;
+  for (Parameter& p : gradients_to_sync(s, "dp")) (p.is_cut ? cut : whole).push_back(std::move(p));
+  t.gradient_sync = in_buckets(reduce_scatter, k, cut) + in_buckets(all_reduce, k, whole);
   return t;
 }
 
-// Seconds by the engine's own model of a network.
+// Convolutions and the head in pairs, as linears: between those of a pair each rank has its own
+// channels, and batch norm is of a channel.
+Phases channel_parallel(const Scenario& s, int64_t k) {
+  const Sizes& z = s.sizes;
+  const int64_t half = z.image / 2;
+  Phases t;
+  // What comes out of the second convolution, and of the head.
+  t.forward =
+      all_reduce(k, z.batch * 2 * z.channels * half * half) + all_reduce(k, z.batch * z.classes);
+  // The gradient of what goes into the third. That of the image nobody asks for.
+  t.backward = all_reduce(k, z.batch * 2 * z.channels * half / 2 * half / 2);
+  return t;
+}
+
 double seconds(const Traffic& t) {
-  const shardweave::CostModel::Link link;
-  return static_cast<double>(t.collectives) * link.latency +
-         static_cast<double>(t.bytes) / link.bandwidth;
+  return static_cast<double>(t.collectives()) * kLatency +
+         static_cast<double>(t.bytes) / kBandwidth;
 }
 
 // Of the keys, or the values, where they are summed over the queries that share them.
@@ -266,6 +299,22 @@ ParameterPlan sharded_plan(const Scenario& s) {
   return plan;
 }
 
+ParameterPlan channel_parallel_plan() {
+  return {{"{conv1,conv3}.weight", {{"tp", Shard(0)}}},
+          {"{norm1,norm3}.{weight,bias,running_mean,running_var}", {{"tp", Shard(0)}}},
+          {"{conv2,head}.weight", {{"tp", Shard(1)}}}};
+}
+
+// "dp" cuts each rank's part along "tp" once more.
+ParameterPlan sharded_tensor_parallel_plan(const Scenario& s) {
+  ParameterPlan plan = sharded_plan(s);
+  for (const shardweave::PlanEntry& entry : tensor_parallel_plan(s)) {
+    const shardweave::Placement& tp = entry.placements.named()->at(0).second;
+    plan.push_back({entry.pattern, *shardweave::Layout::create({Shard(0), tp}, {1, 0})});
+  }
+  return plan;
+}
+
 // --- scenarios -----------------------------------------------------------------------------------
 
 Scenario named(const Scenario& model, const std::string& plan, std::vector<MeshDim> mesh) {
@@ -284,6 +333,13 @@ void add_tensor_parallel(const Scenario& model, bool vocabulary, int64_t k,
     shard_vocabulary(s);
     add_vocabulary(s, k, 1);
   }
+  all.push_back(std::move(s));
+}
+
+void add_channel_parallel(const Scenario& model, int64_t k, std::vector<Scenario>& all) {
+  Scenario s = named(model, "tp", {{"tp", k}});
+  s.plan = channel_parallel_plan();
+  s.theory = channel_parallel(s, k);
   all.push_back(std::move(s));
 }
 
@@ -330,22 +386,57 @@ void add_tensor_and_data_parallel(const Scenario& model, bool vocabulary,
   all.push_back(std::move(s));
 }
 
+void add_tensor_parallel_and_sharded_parameters(const Scenario& model, std::vector<Scenario>& all) {
+  Scenario s = named(model, "tp, dp, every parameter sharded", {{"dp", 2}, {"tp", 2}});
+  s.plan = sharded_tensor_parallel_plan(s);
+  s.input = s.target = {{"dp", Shard(0)}};
+  s.theory = sharded_parameters(s, 2);
+  const Phases tp = tensor_parallel(s, 2, 2);
+  s.theory.forward += tp.forward;
+  s.theory.backward += tp.backward;
+  all.push_back(std::move(s));
+}
+
 }  // namespace
 
+int64_t Traffic::collectives() const {
+  int64_t sum = 0;
+  for (const auto& [kind, count] : kinds) sum += count;
+  return sum;
+}
+
+std::string Traffic::to_string() const {
+  std::string text;
+  for (const auto& [kind, count] : kinds) absl::StrAppend(&text, count, " ", kind, ", ");
+  return absl::StrCat(text, bytes, " bytes");
+}
+
+Traffic& Traffic::operator+=(const Traffic& other) {
+  for (const auto& [kind, count] : other.kinds) kinds[kind] += count;
+  bytes += other.bytes;
+  return *this;
+}
+
+Traffic operator*(int64_t times, const Traffic& t) {
+  Traffic all;
+  for (int64_t i = 0; i < times; ++i) all += t;
+  return all;
+}
+
 Traffic all_reduce(int64_t k, int64_t elements) {
-  return {1, 2 * (elements - elements / k) * kElementSize};
+  return {{{"all_reduce", 1}}, 2 * (elements - elements / k) * kElementSize};
 }
 
 Traffic all_gather(int64_t k, int64_t elements) {
-  return {1, (elements - elements / k) * kElementSize};
+  return {{{"all_gather", 1}}, (elements - elements / k) * kElementSize};
 }
 
 Traffic reduce_scatter(int64_t k, int64_t elements) {
-  return all_gather(k, elements);
+  return {{{"reduce_scatter", 1}}, (elements - elements / k) * kElementSize};
 }
 
 Traffic all_to_all(int64_t k, int64_t elements) {
-  return {1, (elements / k - elements / k / k) * kElementSize};
+  return {{{"all_to_all", 1}}, (elements / k - elements / k / k) * kElementSize};
 }
 
 std::string mesh_name(const Scenario& scenario) {
@@ -368,23 +459,42 @@ std::vector<Scenario> scenarios(const Sizes& sizes) {
   }
   std::vector<Scenario> all;
   for (const Scenario& model : models) {
-    const bool linears = model.model != ModelKind::kConvNet;
+    const bool convolutions = model.model == ModelKind::kConvNet;
     const bool text = !reads_images(model);
-    const bool vocabulary = text && model.model != ModelKind::kMoe;
     for (int64_t k : {2, 4}) {
-      if (linears) add_tensor_parallel(model, false, k, all);
-      if (vocabulary) add_tensor_parallel(model, true, k, all);
+      if (convolutions) {
+        add_channel_parallel(model, k, all);
+      } else {
+        add_tensor_parallel(model, false, k, all);
+      }
+      if (text) add_tensor_parallel(model, true, k, all);
       add_data_parallel(model, k, all);
       add_sharded_parameters(model, k, all);
-      if (vocabulary) add_sequence_parallel(model, k, all);
+      if (text) add_sequence_parallel(model, k, all);
     }
-    if (linears) add_tensor_and_data_parallel(model, false, all);
-    if (vocabulary) add_tensor_and_data_parallel(model, true, all);
+    if (convolutions) continue;
+    add_tensor_and_data_parallel(model, false, all);
+    if (text) add_tensor_and_data_parallel(model, true, all);
+    add_tensor_parallel_and_sharded_parameters(model, all);
   }
   for (Scenario& s : all) {
     if (makes_constants(s)) s.theory.forward += comparison(s);
   }
   return all;
+}
+
+std::vector<Skipped> skipped() {
+  return {
+      {"vit, tp with vocabulary", "it has no vocabulary"},
+      {"conv net, tp with vocabulary", "it has no vocabulary"},
+      {"vit, sequence",
+       "an image becomes a sequence in the model, and with its class token an odd one"},
+      {"conv net, sequence", "it has no sequence"},
+      {"conv net, tp, dp", "the sums of batch norm would be a formula for each of its layers"},
+      {"conv net, tp, dp, every parameter sharded", "likewise"},
+      {"tp, (2, 2)", "tensor parallelism over two mesh dimensions is a plan of its own"},
+      {"dp, (2, 2)", "data parallelism over two mesh dimensions is that over (4)"},
+  };
 }
 
 }  // namespace communication_bench

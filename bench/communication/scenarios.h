@@ -3,13 +3,15 @@
 //
 //   for (const Scenario& s : scenarios(Sizes())) {
 //     s.name;                              // "llama, tensor parallel, vocabulary sharded"
-//     s.theory.forward;                    // {.collectives = 8, .bytes = 789488}
+//     s.theory.forward;                    // {.kinds = {{"all_reduce", 8}}, .bytes = 789488}
 //   }
 //
-// Pure functions of values; nothing here has seen a measurement.
+// Pure functions of values; nothing here has seen a measurement. Of the library they use what a plan
+// means for each parameter, which is an input, and nothing that the library computes or assumes.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,18 +23,15 @@ namespace communication_bench {
 
 // What a rank sends, as CommEvent::bytes counts it.
 struct Traffic {
-  int64_t collectives = 0;
+  std::map<std::string, int64_t> kinds;  // how many collectives: {"all_reduce", 8}
   int64_t bytes = 0;
 
-  Traffic& operator+=(const Traffic& other) {
-    collectives += other.collectives;
-    bytes += other.bytes;
-    return *this;
-  }
+  int64_t collectives() const;
+  std::string to_string() const;  // "8 all_reduce, 789488 bytes"
+
+  Traffic& operator+=(const Traffic& other);
   friend Traffic operator+(Traffic a, const Traffic& b) { return a += b; }
-  friend Traffic operator*(int64_t times, const Traffic& t) {
-    return {times * t.collectives, times * t.bytes};
-  }
+  friend Traffic operator*(int64_t times, const Traffic& t);
   friend bool operator==(const Traffic&, const Traffic&) = default;
 };
 
@@ -49,6 +48,7 @@ struct Phases {
   Traffic gradient_sync;  // finish_grad_sync()
 
   Traffic step() const { return forward + backward + gradient_sync; }
+  friend bool operator==(const Phases&, const Phases&) = default;
 };
 
 struct Scenario {
@@ -59,14 +59,22 @@ struct Scenario {
   shardweave::ParameterPlan plan;
   shardweave::NamedPlacements input, target;
   Phases theory;
-  // What backward may send beyond the theory: LibTorch's log_softmax does not know that each row of
-  // its gradient comes from one target, and sums it over the vocabulary.
-  Traffic backward_allowance;
+  // What backward may send beyond the theory, all of it or nothing: that of log_softmax, a function of
+  // its own in LibTorch, does not know that each row of its gradient comes from one target, and sums
+  // it over the vocabulary (dtensor/rules/softmax.cc).
+  Traffic row_sums;
 };
 
 // "(4)", "(2, 2)"
 std::string mesh_name(const Scenario& scenario);
 
 std::vector<Scenario> scenarios(const Sizes& sizes);
+
+// Combinations of models, plans and meshes that are not among them.
+struct Skipped {
+  std::string name;
+  std::string why;
+};
+std::vector<Skipped> skipped();
 
 }  // namespace communication_bench

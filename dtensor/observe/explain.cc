@@ -89,6 +89,19 @@ std::vector<std::string> not_offered(const c10::OperatorHandle& op, const Decide
   return result;
 }
 
+// The chosen option, then as choose() would take them.
+std::vector<size_t> order_of(const WeighedDim& dim) {
+  std::vector<size_t> order(dim.options.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    if ((a == dim.chosen) != (b == dim.chosen)) return a == dim.chosen;
+    const WeighedDim::Option &left = dim.options[a], &right = dim.options[b];
+    if (left.obstacle.empty() != right.obstacle.empty()) return left.obstacle.empty();
+    return left.obstacle.empty() && left.cost < right.cost;
+  });
+  return order;
+}
+
 Explanation::Dim explained(const c10::OperatorHandle& op, const Decided& decided,
                            const WeighedDim& dim) {
   const MeshContext& context = *decided.context;
@@ -96,6 +109,7 @@ Explanation::Dim explained(const c10::OperatorHandle& op, const Decided& decided
   result.name = context.mesh().name(dim.mesh_dim);
   result.num_ranks = context.mesh().size(dim.mesh_dim);
   result.chosen = dim.chosen;
+  result.order = order_of(dim);
   result.not_offered = not_offered(op, decided, dim, result.num_ranks);
   for (const WeighedDim::Option& option : dim.options) {
     Placements inputs;
@@ -205,16 +219,7 @@ void append(std::string& text, const Explanation& e, const Explanation::Dim& dim
   header.push_back("gives up");
   header.push_back("not possible because");
   TextTable table(header, /*right_aligned=*/{1, 2, 3, 4, 5});
-  std::vector<size_t> order(dim.options.size());  // the chosen first, then by cost
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    const auto key = [&](size_t i) {
-      const Explanation::Option& o = dim.options[i];
-      return std::make_tuple(i != dim.chosen, !o.obstacle.empty(), o.seconds());
-    };
-    return key(a) < key(b);
-  });
-  for (size_t i : order) {
+  for (size_t i : dim.order) {
     const Explanation::Option& o = dim.options[i];
     const bool possible = o.obstacle.empty();
     std::vector<std::string> row = {i == dim.chosen ? "*" : "",

@@ -9,17 +9,24 @@
 //
 //   aten::mm on DeviceMesh(tp=4)
 //   along tp (4 ranks):
-//         seconds  bytes  self  mat2  result
-//     *         0      0  S(1)  S(0)  P(sum)
-//         8.7e-06  12288  S(0)  R     S(0)
-//         ...
+//         seconds      move   compute      owed  bytes  self    mat2    result  gives up
+//     *  4.11e-06         0  9.93e-07  3.11e-06      0  S(1)    S(0)    P(sum)
+//        1.42e-05  1.08e-05   8.4e-07  2.53e-06   3072  S(0)    R       S(0)    data's place
+//        1.45e-05  1.17e-05  2.74e-06         0   7680  R       R       R       data
+//        ...
+//   tensor  type           layout
 //   self    Float[64, 32]  [S(1)]
 //   mat2    Float[32, 16]  [S(0)]
 //   result  Float[64, 16]  [P(sum)]
 //
+// Seconds are by the mesh's cost model (cost_model.h). The option that is taken comes first, then
+// those that would have been taken without it: what an option gives up weighs more than its seconds.
+// A column more, "not possible because", where an option is not possible; and one for each further
+// argument and result.
+//
 // Large tensors need not exist: shardweave::empty(sizes, mesh, placements, at::kMeta) makes
-// DTensors without memory. Plain tensors count as replicated. Errors: as the operator itself would give them, thrown before anything
-// is sent. Threads: as DTensors.
+// DTensors without memory. Plain tensors count as replicated. Errors: as the operator itself would
+// give them, thrown before anything is sent. Threads: as DTensors.
 #pragma once
 
 #include <cstdint>
@@ -69,6 +76,9 @@ struct Explanation {
     int64_t num_ranks = 1;
     std::vector<Option> options;  // as the rule gives them, after Replicate for all
     size_t chosen = 0;            // what gives up least, then the cheapest; among equals the first
+    // All options, the chosen one first, then as they would be chosen without those before them;
+    // those that are not possible come last.
+    std::vector<size_t> order;
     // Inputs whose cut no option takes as it is: "input S(0): ..., dimension 0 has 3 elements for 4
     // ranks, and some parts are empty".
     std::vector<std::string> not_offered;
@@ -85,10 +95,14 @@ struct Explanation {
 
   int64_t bytes() const;  // of all plans
   std::string to_string() const;
-  // {"op", "mesh", "has_rule", "gathered", "bytes", "dims": [{"name", "ranks", "chosen",
-  // "not_offered", "options": [{"inputs", "outputs", "seconds", "bytes", "obstacle"}]}], "inputs": [{"name", "dtype", "shape",
-  // "before", "after", "steps": [{"kind", "mesh_dims", "before", "after", "bytes", "seconds"}]}],
-  // "outputs": [...]}
+  // {"op", "mesh", "has_rule", "gathered", "bytes",
+  //  "dims": [{"name", "ranks", "chosen", "not_offered",
+  //            "options": [{"inputs", "outputs", "seconds", "move", "compute", "owed", "gives_up",
+  //                         "bytes", "obstacle"}]}],
+  //  "inputs": [{"name", "dtype", "shape", "before", "after",
+  //              "steps": [{"kind", "mesh_dims", "before", "after", "bytes", "seconds"}]}],
+  //  "outputs": [like inputs]}
+  // "seconds" of an option is the sum of "move", "compute" and "owed".
   std::string to_json() const;
   friend bool operator==(const Explanation&, const Explanation&) = default;
 };

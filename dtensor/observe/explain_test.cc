@@ -3,11 +3,18 @@
 
 #include "shardweave/dtensor/observe/explain.h"
 
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 #include "ATen/ATen.h"
 #include "ATen/core/dispatch/Dispatcher.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "shardweave/dtensor/cost_model.h"
 #include "shardweave/dtensor/testing/expect_comms.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
@@ -71,6 +78,98 @@ TEST(ExplainTest, SaysWhatWasChosenAndWhatElseThereWas) {
     EXPECT_EQ(e.inputs[1].shape, (std::vector<int64_t>{12, 6}));
     ASSERT_EQ(e.outputs.size(), 1u);
     EXPECT_EQ(e.outputs[0].after, Layout({Partial()}));
+  });
+}
+
+// A link takes 8 s and a second for 2 bytes, a rank does 4 flops and touches 16 bytes in a second.
+void set_round_costs(const MeshPtr& mesh) {
+  CostModel model;
+  model.links = {{.latency = 8, .bandwidth = 2}};
+  model.device = {.flops = 4, .bandwidth = 16};
+  set_cost_model(mesh, model);
+}
+
+// An option that takes these and leaves this: "S(0), R -> S(0)".
+const Explanation::Option& option_of(const Explanation::Dim& dim, const std::string& placements) {
+  const auto is_it = [&](const Explanation::Option& o) {
+    return absl::StrCat(absl::StrJoin(o.inputs, ", ", absl::StreamFormatter()), " -> ",
+                        absl::StrJoin(o.outputs, ", ", absl::StreamFormatter())) == placements;
+  };
+  const auto found = std::find_if(dim.options.begin(), dim.options.end(), is_it);
+  if (found == dim.options.end()) throw std::runtime_error(absl::StrCat("no ", placements));
+  return *found;
+}
+
+// What moves nothing between ranks still counts 1e-7 s: see strategy_cost.cc.
+void expect_terms(const Explanation::Option& o, double move, double compute, double owed,
+                  const std::string& gives_up, int64_t bytes) {
+  SCOPED_TRACE(absl::StrJoin(o.inputs, ", ", absl::StreamFormatter()));
+  EXPECT_NEAR(o.move, move, 1e-6);
+  EXPECT_NEAR(o.compute, compute, 1e-9);
+  EXPECT_NEAR(o.owed, owed, 1e-9);
+  EXPECT_EQ(o.gives_up, gives_up);
+  EXPECT_EQ(o.bytes, bytes);
+  EXPECT_EQ(o.obstacle, "");
+}
+
+// 2 * 8 * 4 * 2 = 128 flops. x has 128 bytes, w 32, the result 64.
+TEST(ExplainTest, EachTermIsWhatTheCostModelSays) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    set_round_costs(mesh);
+    const at::Tensor x = empty({8, 4}, mesh, {Replicate()});
+    const at::Tensor w = empty({4, 2}, mesh, {Shard(0)}).requires_grad_();  // a weight that is cut
+    const Explanation e = explain("aten::mm", {x, w});
+    const Explanation::Dim& tp = e.dims[0];
+    EXPECT_EQ(&option_of(tp, "S(1), S(0) -> P(sum)"), &tp.options[tp.chosen]);
+    // Half the flops, half of x and of w, all of the result; an all-reduce of 64 bytes takes
+    // 8 + 64 / 2, of which half is counted.
+    expect_terms(option_of(tp, "S(1), S(0) -> P(sum)"), 0, 16 + 9, 20, "", 0);
+    // To gather w: 8 + 16 / 2.
+    expect_terms(option_of(tp, "R, R -> R"), 16, 32 + 14, 0, "weight", 16);
+    // The result is cut as nobody asked: twice its gathering, 8 + 32 / 2.
+    expect_terms(option_of(tp, "S(0), R -> S(0)"), 16, 16 + 8, 48, "weight", 16);
+    // w goes from rows to columns: 8 + 8 / 2.
+    expect_terms(option_of(tp, "R, S(1) -> S(1)"), 12, 16 + 11, 48, "weight", 8);
+    // Other products would owe the same reduction, 40 s, again.
+    expect_terms(option_of(tp, "P(sum), R -> P(sum)"), 16, 32 + 14, 42, "weight", 16);
+    const auto json = nlohmann::json::parse(e.to_json())["dims"][0];
+    const auto& chosen = json["options"][json["chosen"].get<size_t>()];
+    EXPECT_EQ(chosen["inputs"], (nlohmann::json{"S(1)", "S(0)"}));
+    EXPECT_NEAR(chosen["move"], 0, 1e-6);
+    EXPECT_EQ(chosen["compute"], 25);
+    EXPECT_EQ(chosen["owed"], 20);
+    EXPECT_NEAR(chosen["seconds"], 45, 1e-6);
+    EXPECT_EQ(chosen["gives_up"], "");
+    EXPECT_EQ(json["options"][0]["gives_up"], "weight");
+    EXPECT_THAT(e.to_string(),
+                HasSubstr("     seconds   move  compute  owed  bytes  self    mat2    result  "
+                          "gives up\n"
+                          "  *       45  1e-07       25    20      0  S(1)    S(0)    P(sum)\n"
+                          "          62     16       46     0     16  R       R       R       "
+                          "weight\n"));
+  });
+}
+
+// A batch of 4 products of 2 x 2 by 2 x 16: 512 flops; 64, 512 and 512 bytes.
+TEST(ExplainTest, WhatGivesUpLessComesFirstHoweverDear) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    set_round_costs(mesh);
+    const at::Tensor x = empty({4, 2, 2}, mesh, {Shard(0)});
+    const at::Tensor w = empty({4, 2, 16}, mesh, {Shard(2)}).requires_grad_();
+    const Explanation e = explain("aten::bmm", {x, w});
+    const Explanation::Dim& dp = e.dims[0];
+    expect_terms(option_of(dp, "S(0), S(0) -> S(0)"), 72, 64 + 34, 0, "", 128);
+    expect_terms(option_of(dp, "S(1), R -> S(1)"), 16 + 136, 64 + 50, 0.45 * 136, "data's place",
+                 16 + 256);
+    expect_terms(option_of(dp, "R, S(2) -> S(2)"), 24, 64 + 36, 0, "data", 32);
+    ASSERT_EQ(dp.order.size(), dp.options.size());
+    const auto at = [&](size_t i) { return &dp.options[dp.order[i]]; };
+    EXPECT_EQ(at(0), &option_of(dp, "S(0), S(0) -> S(0)"));    // 170 s
+    EXPECT_EQ(at(1), &option_of(dp, "S(1), R -> S(1)"));       // 327.2 s
+    EXPECT_EQ(at(2), &option_of(dp, "R, S(2) -> S(2)"));       // 124 s
+    EXPECT_EQ(at(3), &option_of(dp, "S(2), S(1) -> P(sum)"));  // 334 s
+    const std::string text = e.to_string();
+    EXPECT_LT(text.find("data's place"), text.find("  124 ")) << text;
   });
 }
 
@@ -140,6 +239,7 @@ TEST(ExplainTest, SaysWhyAStrategyIsNotPossible) {
       EXPECT_THAT(option.obstacle, HasSubstr("nothing is sharded over this mesh dimension"));
     }
     EXPECT_TRUE(found);
+    EXPECT_THAT(e.to_string(), HasSubstr("  not possible because\n"));
     EXPECT_THAT(e.to_string(), HasSubstr("nothing is sharded over this mesh dimension"));
   });
 }

@@ -1,12 +1,18 @@
 // Normalization and losses on shards against one device.
+#include <array>
+#include <optional>
+#include <tuple>
+
 #include "ATen/ATen.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/cost_model.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/op_check.h"
+#include "torch/library.h"
 
 namespace shardweave {
 namespace {
@@ -69,6 +75,84 @@ TEST(NormRulesTest, LayerNorm) {
        },
        false,
        3e-2},
+  });
+}
+
+// LibTorch has it for GPUs; this is its formula, so that its rule can be tried on CPUs.
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
+    const at::Tensor& grad_out, const at::Tensor& input, at::IntArrayRef normalized_shape,
+    const at::Tensor& rstd, const std::optional<at::Tensor>& weight, std::array<bool, 2>) {
+  TORCH_CHECK(normalized_shape.size() == 1);
+  const at::Tensor normal = input * rstd;
+  const at::Tensor g = grad_out * *weight;
+  return {rstd * (g - normal * (g * normal).mean(-1, /*keepdim=*/true)),
+          (grad_out * normal).flatten(0, -2).sum(0)};
+}
+TORCH_LIBRARY_IMPL(aten, CPU, m) {
+  m.impl("_fused_rms_norm_backward", rms_norm_backward);
+}
+
+// It is linear in the gradient, which may be a Partial sum.
+TEST(NormRulesTest, RmsNormBackward) {
+  const auto run = [](const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const at::Tensor rstd = std::get<1>(at::_fused_rms_norm(x, {5}, weight, 1e-6));
+    auto [of_x, of_weight] = at::_fused_rms_norm_backward(grad, x, {5}, rstd, weight, {true, true});
+    return Tensors{of_x, of_weight};
+  };
+  // The formula is what autograd finds.
+  const at::Tensor x = at::arange(35, at::kDouble).view({7, 5}).sin().requires_grad_();
+  const at::Tensor weight = at::arange(1, 6, at::kDouble).requires_grad_();
+  const at::Tensor grad = at::arange(35, at::kDouble).view({7, 5}).cos();
+  at::rms_norm(x, {5}, weight, 1e-6).backward(grad);
+  const Tensors plain = run(grad, x.detach(), weight.detach());
+  EXPECT_TRUE(at::allclose(plain[0], x.grad(), 1e-9, 1e-12));
+  EXPECT_TRUE(at::allclose(plain[1], weight.grad(), 1e-9, 1e-12));
+
+  check_ops({{"rms_norm, fused, backward",
+              {in({3, 7, 5}), in({3, 7, 5}), in({5})},
+              [&](const Tensors& t) { return run(t[0], t[1], t[2]); },
+              false}});
+  on_mesh({{"dp", 2}, {"tp", 2}}, [&](const MeshPtr& mesh) {
+    const at::Tensor dx = distribute_tensor(x.detach(), mesh, {Shard(0), Replicate()});
+    const at::Tensor dw = distribute_tensor(weight.detach(), mesh, {Replicate(), Replicate()});
+    const at::Tensor dg = testing::scattered(grad, mesh, {Shard(0), Partial()});
+    // Two results would owe a reduction each; it takes links that cost nothing to leave them so.
+    for (const bool free : {false, true}) {
+      CostModel model;
+      model.links.resize(2);
+      if (free) model.links[1].latency = 0;
+      set_cost_model(mesh, model);
+      const CommTrace trace(mesh);
+      const Tensors got = run(dg, dx, dw);
+      EXPECT_EQ(trace.events().size(), free ? 0u : 1u) << trace.to_string();
+      EXPECT_EQ(trace.bytes(), free ? 0 : 2 * (20 - 10) * 8);  // the larger of the two parts
+      EXPECT_EQ(layout_of(got[0]).to_string(), free ? "[S(0), P(sum)]" : "[S(0), R]");
+      EXPECT_EQ(layout_of(got[1]).to_string(), free ? "[P(sum), P(sum)]" : "[P(sum), R]");
+      EXPECT_TRUE(at::allclose(full_tensor(got[0]), plain[0], 1e-9, 1e-12));
+      EXPECT_TRUE(at::allclose(full_tensor(got[1]), plain[1], 1e-9, 1e-12));
+    }
+  });
+}
+
+// As autograd takes it apart on CPUs: the gradient may be a sum, too.
+TEST(NormRulesTest, RmsNormOfAPartialGradient) {
+  const at::Tensor whole = at::arange(35, at::kDouble).view({7, 5}).sin().requires_grad_();
+  const at::Tensor scale = at::arange(1, 6, at::kDouble).requires_grad_();
+  const at::Tensor grad = at::arange(35, at::kDouble).view({7, 5}).cos();
+  at::rms_norm(whole, {5}, scale, 1e-6).backward(grad);
+  on_mesh({{"tp", 3}}, [&](const MeshPtr& mesh) {
+    at::Tensor x =
+        distribute_tensor(whole.detach(), mesh, Placements{Replicate()}).requires_grad_();
+    at::Tensor weight =
+        distribute_tensor(scale.detach(), mesh, Placements{Replicate()}).requires_grad_();
+    const at::Tensor y = at::rms_norm(x, {5}, weight, 1e-6);
+    const CommTrace trace(mesh);
+    y.backward(testing::scattered(grad, mesh, {Partial()}));
+    // Reduced once, at most; not once for each of the operators that it goes through.
+    EXPECT_LE(trace.events().size(), 1u) << trace.to_string();
+    EXPECT_TRUE(at::allclose(full_tensor(x.grad()), whole.grad(), 1e-9, 1e-12));
+    EXPECT_TRUE(at::allclose(full_tensor(weight.grad()), scale.grad(), 1e-9, 1e-12));
   });
 }
 

@@ -3,8 +3,10 @@ package shardweave_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -682,6 +684,99 @@ func TestTracesAndPictures(t *testing.T) {
 			}
 		}
 		return trace.Close()
+	})
+}
+
+// A link takes 8 s and a second for 2 bytes, a rank does 4 flops and touches 16 bytes in a second.
+func TestEachTermOfACostIsInTheJSON(t *testing.T) {
+	type option struct {
+		Inputs, Outputs              []string
+		Seconds, Move, Compute, Owed float64
+		GivesUp                      string `json:"gives_up"`
+		Bytes                        int64
+	}
+	run(t, 2, func(w *sw.World) error {
+		m, err := w.ParseMesh("tp=2")
+		if err != nil {
+			return err
+		}
+		err = m.SetCostModel(sw.CostModel{
+			Links:  []sw.LinkCost{{Latency: 8, Bandwidth: 2}},
+			Device: sw.DeviceCost{Flops: 4, Bandwidth: 16},
+		})
+		if err != nil {
+			return err
+		}
+		x := sw.Ones(m, []int64{8, 4}, sw.On{"tp": "R"})
+		weight := sw.Ones(m, []int64{4, 2}, sw.On{"tp": "S(0)"}, sw.RequiresGrad)
+		_, text, err := sw.MustFindOp("aten::mm").Explain(m, x, weight)
+		if err != nil {
+			return err
+		}
+		var why struct {
+			Dims []struct {
+				Name       string
+				Ranks      int64
+				Chosen     int
+				NotOffered []string `json:"not_offered"`
+				Options    []option
+			}
+		}
+		decoder := json.NewDecoder(strings.NewReader(text))
+		if err := decoder.Decode(&why); err != nil || len(why.Dims) != 1 {
+			return fmt.Errorf("%s: %v", text, err)
+		}
+		tp := why.Dims[0]
+		if tp.Name != "tp" || tp.Ranks != 2 || tp.NotOffered == nil || len(tp.NotOffered) != 0 {
+			return fmt.Errorf("%s", text)
+		}
+		for at, want := range map[int]option{
+			tp.Chosen: {Inputs: []string{"S(1)", "S(0)"}, Outputs: []string{"P(sum)"}, Seconds: 45, Compute: 25, Owed: 20},
+			0:         {Inputs: []string{"R", "R"}, Outputs: []string{"R"}, Seconds: 62, Move: 16, Compute: 46, GivesUp: "weight", Bytes: 16},
+		} {
+			got := tp.Options[at]
+			// What moves nothing between ranks still counts 1e-7 s.
+			got.Move, got.Seconds = math.Round(got.Move*1e6)/1e6, math.Round(got.Seconds*1e6)/1e6
+			if !reflect.DeepEqual(got, want) {
+				return fmt.Errorf("%+v, wanted %+v", got, want)
+			}
+		}
+		return nil
+	})
+}
+
+func TestAWeightThatAPlanCutIsNotGatheredUnseen(t *testing.T) {
+	run(t, 2, func(w *sw.World) error {
+		module, err := w.NewModule()
+		if err != nil {
+			return err
+		}
+		weight := module.Parameter("up.weight", sw.Ones(w, []int64{6, 4}))
+		m, err := w.ParseMesh("dp=2")
+		if err != nil {
+			return err
+		}
+		plan, err := sw.ParsePlan(`{"parameter": {"up.weight": {"dp": "S(0)"}}}`)
+		if err != nil {
+			return err
+		}
+		if err := module.Distribute(m, plan, sw.SameEverywhere); err != nil {
+			return err
+		}
+		x := sw.Ones(m, []int64{5, 4}, sw.On{"dp": "S(0)"})
+		err = m.ForbidCommunication(func() error { return x.Linear(weight, nil).Err() })
+		if !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), "(the weight 'up.weight')") {
+			return fmt.Errorf("forbidden: %v", err)
+		}
+		for _, want := range []int64{0, 1} {
+			if n, err := m.DispatchCounters(); err != nil || n.UnshardedWeights != want {
+				return fmt.Errorf("%+v, %v", n, err)
+			}
+			if err := x.Linear(weight, nil).Err(); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

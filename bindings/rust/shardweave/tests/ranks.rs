@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use shardweave::{
     apply, args, checkpoint, gradients, no_grad, AdamW, BackwardOptions, Code, Complex, CostModel,
-    DType, Error, Function, FunctionContext, Layout, LinkCost, Members, Module, Op, ParameterPlan,
-    Placement, Placement::*, ReduceOp, Result, ScriptModule, Sgd, Source, Tensor, TensorOptions,
-    Value, World,
+    DType, DeviceCost, Error, Function, FunctionContext, Layout, LinkCost, Members, Module, Op,
+    ParameterPlan, Placement, Placement::*, ReduceOp, Result, ScriptModule, Sgd, Source, Tensor,
+    TensorOptions, Value, World,
 };
 
 const MESHES: [&[(&str, i64)]; 6] = [
@@ -821,6 +821,67 @@ fn what_happened() {
         .unwrap();
     let world = World::counting(3, 1000).unwrap();
     assert_eq!((world.rank(), world.size()), (3, 1000));
+}
+
+/// A link takes 8 s and a second for 2 bytes, a rank does 4 flops and touches 16 bytes in a second.
+#[test]
+fn each_term_of_a_cost_is_in_the_json() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("tp", 2)])?;
+            mesh.set_cost_model(&CostModel {
+                links: vec![LinkCost { latency: 8.0, bandwidth: 2.0 }],
+                device: DeviceCost { flops: 4.0, bandwidth: 16.0 },
+            })?;
+            let x = Tensor::ones(&[8, 4])?.distribute(&mesh, [("tp", Replicate)])?;
+            let w = Tensor::ones(&[4, 2])?.distribute(&mesh, [("tp", Shard(0))])?;
+            w.set_requires_grad(true)?;
+            let why = Op::find("aten::mm")?.explain(args![&x, &w])?;
+            let json: serde_json::Value = serde_json::from_str(&why.json).unwrap();
+            let tp = &json["dims"][0];
+            assert_eq!((tp["name"].as_str(), tp["ranks"].as_i64()), (Some("tp"), Some(2)));
+            assert!(tp["not_offered"].as_array().unwrap().is_empty());
+            // To move, to compute, what is owed, and their sum, in seconds.
+            let check = |index: usize, terms: [f64; 4], gives_up: &str, bytes: i64| {
+                let option = &tp["options"][index];
+                for (name, term) in ["move", "compute", "owed", "seconds"].iter().zip(terms) {
+                    let got = option[name].as_f64().unwrap();
+                    assert!((got - term).abs() < 1e-6, "{name}: {got}, {term}: {option}");
+                }
+                assert_eq!(option["gives_up"].as_str(), Some(gives_up));
+                assert_eq!(option["bytes"].as_i64(), Some(bytes));
+            };
+            let chosen = tp["chosen"].as_u64().unwrap() as usize;
+            assert_eq!(tp["options"][chosen]["inputs"], serde_json::json!(["S(1)", "S(0)"]));
+            check(chosen, [0.0, 25.0, 20.0, 45.0], "", 0);
+            assert_eq!(tp["options"][0]["inputs"], serde_json::json!(["R", "R"]));
+            check(0, [16.0, 46.0, 0.0, 62.0], "weight", 16);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_weight_that_a_plan_cut_is_not_gathered_unseen() {
+    World::threads(2)
+        .run(|world| {
+            let mesh = world.device_mesh(&[("dp", 2)])?;
+            let layer = Layer::new()?;
+            let plan = ParameterPlan::new().line("weight", &[("dp", Shard(0))]);
+            layer.distribute(&mesh, &plan, Source::Same)?;
+            let x = sample()?.distribute_from(Source::Same, &mesh, "[S(0)]")?;
+            {
+                let _strict = mesh.forbid_communication()?;
+                let error = layer.loss(&x).unwrap_err();
+                assert_eq!(error.code(), Code::FailedPrecondition);
+                assert!(error.message().contains("(the weight 'weight')"), "{error}");
+            }
+            assert_eq!(mesh.dispatch_counters()?.unsharded_weights, 0);
+            layer.loss(&x)?;
+            assert_eq!(mesh.dispatch_counters()?.unsharded_weights, 1);
+            Ok(())
+        })
+        .unwrap();
 }
 
 #[test]
