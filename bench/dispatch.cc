@@ -1,5 +1,5 @@
 // What operators on DTensors cost over the same on plain tensors: one rank, so that only overhead
-// counts.
+// counts. Sizes that change, also on ranks that are threads.
 //
 //   ./bazelw run -c opt //bench:dispatch            # a table
 //   ./bazelw run -c opt //bench:dispatch -- --json  # one line
@@ -155,14 +155,15 @@ Body training_step(at::Tensor x, at::Tensor w, at::Tensor b) {
 }
 
 // A transformer block with 4 heads on an input of [4, seq, dim], forward and backward.
+// `place`: of a weight, and the dimension of it that ranks may share, -1 if they do not.
 std::function<void(const at::Tensor& x)> block_of(
-    int dim, const std::function<at::Tensor(const at::Tensor&)>& place) {
-  auto weight = [&](at::IntArrayRef sizes) {
-    return place(at::randn(sizes) * 0.02).requires_grad_();
+    int dim, const std::function<at::Tensor(const at::Tensor&, int)>& place) {
+  auto weight = [&](at::IntArrayRef sizes, int cut = -1) {
+    return place(at::randn(sizes) * 0.02, cut).requires_grad_();
   };
   const at::Tensor norm1 = weight({dim}), norm2 = weight({dim});
   const at::Tensor qkv = weight({3 * dim, dim}), out = weight({dim, dim});
-  const at::Tensor up = weight({4 * dim, dim}), down = weight({dim, 4 * dim});
+  const at::Tensor up = weight({4 * dim, dim}, 0), down = weight({dim, 4 * dim}, 1);
   return [=](const at::Tensor& x) {
     const int64_t seq = x.size(1);
     const at::Tensor h = at::layer_norm(x, {dim}, norm1);
@@ -179,56 +180,97 @@ std::function<void(const at::Tensor& x)> block_of(
 
 Body block(int dim, int seq, const std::function<at::Tensor(const at::Tensor&)>& place) {
   const at::Tensor x = place(at::randn({4, seq, dim}) * 0.02).requires_grad_();
-  return [x, run = block_of(dim, place)] { run(x); };
+  return [x, run = block_of(dim, [&](const at::Tensor& t, int) { return place(t); })] { run(x); };
 }
 
 // --- sizes that change, and tensors that move again ----------------------------------------------
 
-// Steps of the block on lengths of 1 to 2048 at random, none twice, against the same steps once more.
+// Steps of the block on lengths of 1 to 2048 at random, each new and then once more, as a step with a
+// shape that stays. On rank 0; the shortest of three passes, before each of which all is forgotten.
 struct DynamicShapes {
+  std::string mesh;
   int64_t steps = 0;
-  double new_us = 0;   // a step with a new length
-  double seen_us = 0;  // with the same, seen before
-  double misses = 0;   // per step
-  size_t entries = 0;  // of the cache, of specs and of plans, at the end
+  double new_us = 0;      // a step with a new length
+  double seen_us = 0;     // with the same, seen before
+  double most_ratio = 0;  // of one step
+  double misses = 0;      // per step
+  double operators = 0;   // likewise, forward and backward
+  size_t entries = 0;     // of the cache, of specs and of plans, at the end
   size_t specs = 0;
   size_t plans = 0;
   double ratio() const { return new_us / seen_us; }
   double us_per_miss() const { return (new_us - seen_us) / misses; }
+  double us_per_operator() const { return (new_us - seen_us) / operators; }
 };
 
-DynamicShapes dynamic_shapes(const MeshPtr& mesh) {
+// `data`: how sequences lie. The last mesh dimension shares what the block lets it.
+DynamicShapes dynamic_shapes(const MeshPtr& mesh, const shardweave::Placements& data,
+                             size_t num_lengths) {
+  using shardweave::Placements;
   constexpr int kDim = 64;
   const auto context = shardweave::dtensor_internal::MeshContext::of(mesh);
-  const auto sharded = [&](const at::Tensor& t) {
-    return shardweave::distribute_tensor(t, mesh, shardweave::Placements{shardweave::Replicate()});
-  };
   std::vector<int64_t> lengths;
   for (int64_t n = 1; n <= 2048; ++n) lengths.push_back(n);
   std::shuffle(lengths.begin(), lengths.end(), std::mt19937(1));
-  lengths.resize(100);
-  const auto run = block_of(kDim, sharded);
+  lengths.resize(num_lengths);
+  const auto run = block_of(kDim, [&](const at::Tensor& t, int cut) {
+    Placements placements(data.size());
+    if (cut >= 0 && mesh->mesh().size() > 1) placements.back() = shardweave::Shard(cut);
+    return shardweave::distribute_tensor(t, mesh, placements);
+  });
   const auto step = [&](int64_t length) {
-    const at::Tensor x = sharded(at::zeros({4, length, kDim})).requires_grad_();
+    const at::Tensor x = shardweave::zeros({4, length, kDim}, mesh, data).requires_grad_();
+    mesh->world()->barrier().wait().IgnoreError();
     return seconds([&] { run(x); }, 1);
   };
-  for (int i = 0; i < 3; ++i) step(2049);
   DynamicShapes result;
+  result.mesh = mesh->mesh().to_string();
   result.steps = static_cast<int64_t>(lengths.size());
-  std::vector<double> fresh, seen;
-  const int64_t before = shardweave::dispatch_counters(mesh).cache_misses;
-  for (const int64_t length : lengths) fresh.push_back(step(length));
-  result.misses = static_cast<double>(shardweave::dispatch_counters(mesh).cache_misses - before) /
-                  static_cast<double>(result.steps);
-  for (const int64_t length : lengths) seen.push_back(step(length));
+  std::vector<double> fresh(lengths.size(), 1e9), seen = fresh;
+  for (int pass = 0; pass < 3; ++pass) {
+    context->decisions.plans.clear();
+    context->decisions.cache.clear();
+    for (int i = 0; i < 3; ++i) step(2049);
+    const auto counters = [&] { return shardweave::dispatch_counters(mesh); };
+    const int64_t misses = counters().cache_misses, operators = counters().operators;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      fresh[i] = std::min(fresh[i], step(lengths[i]));
+      seen[i] = std::min(seen[i], step(lengths[i]));
+    }
+    const auto steps = static_cast<double>(result.steps);
+    result.misses = static_cast<double>(counters().cache_misses - misses) / steps;
+    result.operators = static_cast<double>(counters().operators - operators) / (2 * steps);
+  }
   // In pairs, for lengths differ.
   std::vector<double> differences;
-  for (size_t i = 0; i < fresh.size(); ++i) differences.push_back(fresh[i] - seen[i]);
+  for (size_t i = 0; i < fresh.size(); ++i) {
+    differences.push_back(fresh[i] - seen[i]);
+    result.most_ratio = std::max(result.most_ratio, fresh[i] / seen[i]);
+  }
   result.seen_us = median(seen) * 1e6;
   result.new_us = result.seen_us + median(differences) * 1e6;
   result.entries = context->decisions.cache.size();
   result.specs = context->num_specs();
   result.plans = context->decisions.plans.size();
+  return result;
+}
+
+// Ranks are threads of this process, which share its cores.
+DynamicShapes dynamic_shapes_of_ranks(const std::vector<shardweave::MeshDim>& dims,
+                                      const shardweave::Placements& data) {
+  int ranks = 1;
+  for (const shardweave::MeshDim& dim : dims) ranks *= static_cast<int>(dim.size);
+  DynamicShapes result;
+  const absl::Status status =
+      shardweave::run_ranks(ranks, [&](shardweave::World& world) -> absl::Status {
+        at::set_num_threads(1);
+        auto mesh = shardweave::init_device_mesh(world, dims);
+        if (!mesh.ok()) return mesh.status();
+        const DynamicShapes mine = dynamic_shapes(*mesh, data, 24);
+        if (world.rank() == 0) result = mine;
+        return absl::OkStatus();
+      });
+  if (!status.ok()) std::fprintf(stderr, "dispatch: %s\n", status.ToString().c_str());
   return result;
 }
 
@@ -300,7 +342,7 @@ struct Report {
   double median_overhead_us = 0;
   double miss_us = 0;
   double miss_on_512_us = 0;
-  DynamicShapes dynamic;
+  std::vector<DynamicShapes> dynamic;
   Redistribution redistribution;
   int64_t heap_growth = 0;
 };
@@ -334,7 +376,12 @@ Report measure(const MeshPtr& mesh) {
   report.steps.push_back(compare("transformer block d=512 T=128", 100, block(512, 128, plain),
                                  block(512, 128, sharded), 21, 1));
 
-  report.dynamic = dynamic_shapes(mesh);
+  using shardweave::Replicate;
+  using shardweave::Shard;
+  report.dynamic = {dynamic_shapes(mesh, {Replicate()}, 100),
+                    dynamic_shapes_of_ranks({{"tp", 2}}, {Replicate()}),
+                    dynamic_shapes_of_ranks({{"dp", 2}, {"sp", 2}, {"tp", 2}},
+                                            {Shard(0), Shard(1), Replicate()})};
   report.miss_on_512_us = miss_on_512_us();
   report.redistribution = memoised_redistribution();
 
@@ -373,23 +420,33 @@ nlohmann::json to_json(const std::vector<Result>& results) {
   return json;
 }
 
+nlohmann::json to_json(const DynamicShapes& d) {
+  return {{"mesh", d.mesh},
+          {"steps", d.steps},
+          {"new_length_us", d.new_us},
+          {"seen_length_us", d.seen_us},
+          {"ratio", d.ratio()},
+          {"most_ratio", d.most_ratio},
+          {"misses_per_step", d.misses},
+          {"operators_per_step", d.operators},
+          {"us_per_miss", d.us_per_miss()},
+          {"us_per_operator", d.us_per_operator()},
+          {"entries", d.entries},
+          {"specs", d.specs},
+          {"plans", d.plans}};
+}
+
 void print_json(const Report& report) {
+  nlohmann::json on_ranks = nlohmann::json::array();
+  for (size_t i = 1; i < report.dynamic.size(); ++i) on_ranks.push_back(to_json(report.dynamic[i]));
   const nlohmann::json json = {{"operators", to_json(report.common)},
                                {"lists", to_json(report.lists)},
                                {"steps", to_json(report.steps)},
                                {"median_overhead_us", report.median_overhead_us},
                                {"miss_us", report.miss_us},
                                {"miss_on_mesh_of_512_us", report.miss_on_512_us},
-                               {"dynamic_shapes",
-                                {{"steps", report.dynamic.steps},
-                                 {"new_length_us", report.dynamic.new_us},
-                                 {"seen_length_us", report.dynamic.seen_us},
-                                 {"ratio", report.dynamic.ratio()},
-                                 {"misses_per_step", report.dynamic.misses},
-                                 {"us_per_miss", report.dynamic.us_per_miss()},
-                                 {"entries", report.dynamic.entries},
-                                 {"specs", report.dynamic.specs},
-                                 {"plans", report.dynamic.plans}}},
+                               {"dynamic_shapes", to_json(report.dynamic[0])},
+                               {"dynamic_shapes_on_ranks", on_ranks},
                                {"redistribution",
                                 {{"first_us", report.redistribution.first_us},
                                  {"again_us", report.redistribution.again_us}}},
@@ -405,12 +462,14 @@ void print_table(const Report& report) {
                   r.name.c_str(), r.plain_us, r.sharded_us, r.ratio(), r.overhead_us());
     }
   }
-  const DynamicShapes& d = report.dynamic;
-  std::printf(
-      "%-30s seen %9.2f us  new     %9.2f us  ratio %5.2f  per miss %.1f us, %.1f misses a step; "
-      "%zu entries, %zu specs, %zu plans after %lld\n",
-      "lengths of 1 to 2048", d.seen_us, d.new_us, d.ratio(), d.us_per_miss(), d.misses, d.entries,
-      d.specs, d.plans, static_cast<long long>(d.steps));
+  for (const DynamicShapes& d : report.dynamic) {
+    std::printf(
+        "%-30s seen %9.2f us  new     %9.2f us  ratio %5.2f, at most %.2f  per miss %.1f us, per "
+        "operator %.2f us, %.1f misses a step; %zu entries, %zu specs, %zu plans after %lld\n",
+        ("lengths on " + d.mesh).c_str(), d.seen_us, d.new_us, d.ratio(), d.most_ratio,
+        d.us_per_miss(), d.us_per_operator(), d.misses, d.entries, d.specs, d.plans,
+        static_cast<long long>(d.steps));
+  }
   std::printf("%-30s first %.1f us, again %.1f us\n", "redistribute on (2, 2, 2)",
               report.redistribution.first_us, report.redistribution.again_us);
   std::printf("%-30s %.3f us\n%-30s %.1f us\n%-30s %.1f us\n%-30s %lld bytes over %d calls\n",

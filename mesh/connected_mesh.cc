@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -60,14 +61,28 @@ struct ConnectedMesh::Pool : std::enable_shared_from_this<Pool> {
     return std::shared_ptr<ConnectedMesh>(shared_from_this(), one.get());
   }
 
+  // The communicator of `mesh` along several of its dimensions, if it has been asked for before: found
+  // without a list of its ranks, which may be many.
+  using OfMesh = std::pair<const ConnectedMesh*, absl::InlinedVector<int, 4>>;
+  std::shared_ptr<Communicator> find(const OfMesh& key) {
+    std::lock_guard lock(mutex);
+    const auto found = by_dims.find(key);
+    return found == by_dims.end() ? nullptr : found->second;
+  }
+  void keep(OfMesh key, std::shared_ptr<Communicator> communicator) {
+    std::lock_guard lock(mutex);
+    by_dims.emplace(std::move(key), std::move(communicator));
+  }
+
   const std::shared_ptr<Communicator> world;
   // One that is being made holds up those who want it, not those who want another.
   struct Group {
     std::mutex making;  // guards communicator
     std::shared_ptr<Communicator> communicator;
   };
-  std::mutex mutex;  // guards groups
+  std::mutex mutex;  // guards groups and by_dims
   absl::flat_hash_map<Key, std::shared_ptr<Group>> groups;
+  absl::flat_hash_map<OfMesh, std::shared_ptr<Communicator>> by_dims;  // only those of `groups`
   std::mutex meshes_mutex;
   absl::flat_hash_map<DeviceMesh, std::unique_ptr<ConnectedMesh>> meshes;
 };
@@ -116,6 +131,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> ConnectedMesh::communicator(int di
 
 absl::StatusOr<std::shared_ptr<Communicator>> ConnectedMesh::communicator(
     absl::Span<const int> dims) {
+  Pool::OfMesh key{this, {dims.begin(), dims.end()}};
+  if (std::shared_ptr<Communicator> made = pool_->find(key); made != nullptr) return made;
   std::vector<std::string> names;
   for (int dim : dims) {
     if (dim < 0 || dim >= mesh_.ndim()) {
@@ -126,7 +143,10 @@ absl::StatusOr<std::shared_ptr<Communicator>> ConnectedMesh::communicator(
   }
   absl::StatusOr<DeviceMesh> group = mesh_.slice(names, rank_);
   if (!group.ok()) return group.status();
-  return pool_->get({absl::StrJoin(names, "_"), group->ranks()});
+  absl::StatusOr<std::shared_ptr<Communicator>> made =
+      pool_->get({absl::StrJoin(names, "_"), group->ranks()});
+  if (made.ok()) pool_->keep(std::move(key), *made);
+  return made;
 }
 
 absl::Status ConnectedMesh::connect() {

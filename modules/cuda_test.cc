@@ -1,5 +1,6 @@
 // Each kind of parallelism on GPUs (of the fake): the numbers of one device, and no wait of the host
 // in the middle of a step.
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "shardweave/modules/deferred_init.h"
 #include "shardweave/modules/fully_shard.h"
 #include "shardweave/modules/optim/fused_optimizer.h"
+#include "shardweave/modules/optim/grad_scaler.h"
 #include "shardweave/modules/parallelize_module.h"
 #include "shardweave/modules/testing/fully_shard_modes.h"
 #include "shardweave/modules/testing/words_net.h"
@@ -141,6 +143,42 @@ TEST(CudaTest, AdafactorWaitsTwice) {
         }
       },
       kSlow);
+}
+
+// Of gradients of several types, some on the CPU; the one that is not finite is on one rank.
+TEST(CudaTest, UnscalingWaitsOnce) {
+  for (const std::vector<MeshDim>& dims :
+       {std::vector<MeshDim>{{"dp", 2}}, {{"dp", 2}, {"tp", 2}}}) {
+    on_gpus(
+        dims,
+        [](const MeshPtr& mesh) {
+          const at::ScalarType types[] = {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble};
+          const Placements rows(mesh->mesh().ndim(), Shard(0));
+          for (int bad = -1; bad < 4; ++bad) {
+            std::vector<at::Tensor> parameters;
+            for (int i = 0; i < 8; ++i) {
+              const auto options = at::TensorOptions(types[i % 4]).device(at::kCUDA);
+              at::Tensor p = zeros({8, 3}, mesh, rows, options);
+              p.mutable_grad() = shardweave::full({8, 3}, 4, mesh, rows, options);
+              if (i == bad && mesh->rank().value == 1) {
+                to_local(p.grad()).view(-1)[0].fill_(INFINITY);
+              }
+              parameters.push_back(p);
+            }
+            parameters.push_back(at::zeros({3}));
+            parameters.back().mutable_grad() = at::full({3}, 4.0);
+            GradScaler scaler({.init_scale = 2});
+            const int64_t before = host_waits();
+            EXPECT_EQ(scaler.unscale(parameters), bad < 0) << bad;
+            EXPECT_EQ(host_waits() - before, 1);
+            if (bad >= 0) continue;
+            for (const at::Tensor& p : parameters) {
+              EXPECT_TRUE(host(p.grad()).eq(2).all().item<bool>()) << p.scalar_type();
+            }
+          }
+        },
+        kSlow);
+  }
 }
 
 TEST(CudaTest, DistributedDataParallel) {

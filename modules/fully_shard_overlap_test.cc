@@ -64,29 +64,31 @@ const std::vector<std::string> kUnits = {"*"};
 class Watching final : public Observer {
  public:
   void operator_begins(const c10::OperatorHandle& op, absl::Span<const c10::IValue>) override {
-    for (auto& [id, travel] : under_way_) travel.operators.push_back(op.operator_name().name);
+    for (auto& [id, transfer] : in_flight_) {
+      transfer.operators.push_back(op.operator_name().name);
+    }
   }
   void collective_begins(int64_t id, const CommEvent& event) override {
     if (event.collective != "reduce_scatter") return;
-    under_way_[id] = {};
-    most = std::max(most, under_way_.size());
+    in_flight_[id] = {};
+    most = std::max(most, in_flight_.size());
   }
   void collective_ends(int64_t id) override {
-    const auto it = under_way_.find(id);
-    if (it == under_way_.end()) return;
-    travels.push_back(it->second);
-    under_way_.erase(it);
+    const auto it = in_flight_.find(id);
+    if (it == in_flight_.end()) return;
+    transfers.push_back(it->second);
+    in_flight_.erase(it);
   }
 
-  struct Travel {
+  struct TransferInFlight {
     std::vector<std::string> operators;
   };
   size_t most = 0;
-  std::vector<Travel> travels;
-  bool all_have_arrived() const { return under_way_.empty(); }
+  std::vector<TransferInFlight> transfers;
+  bool all_have_arrived() const { return in_flight_.empty(); }
 
  private:
-  std::map<int64_t, Travel> under_way_;
+  std::map<int64_t, TransferInFlight> in_flight_;
 };
 
 std::vector<at::Tensor> gradients(const nn::Sequential& model) {
@@ -117,12 +119,12 @@ TEST(FullyShardOverlapTest, GradientsTravelWhileBackwardGoesOn) {
           EXPECT_TRUE(watching.all_have_arrived());
         }
         EXPECT_EQ(fully_shard_counters(mesh).gathered_bytes, 0);
-        ASSERT_EQ(watching.travels.size(), static_cast<size_t>(kLayers));
+        ASSERT_EQ(watching.transfers.size(), static_cast<size_t>(kLayers));
         EXPECT_LE(watching.most, 2U);
         for (int i = 0; i + 1 < kLayers; ++i) {
           // The next unit's backward: its products, and those of its tanh.
           const std::vector<std::string>& meanwhile =
-              watching.travels[static_cast<size_t>(i)].operators;
+              watching.transfers[static_cast<size_t>(i)].operators;
           EXPECT_THAT(meanwhile, ::testing::Contains("aten::mm").Times(::testing::Ge(1))) << i;
           EXPECT_THAT(meanwhile, ::testing::Contains("aten::tanh_backward")) << i;
         }

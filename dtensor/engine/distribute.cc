@@ -1,5 +1,6 @@
 #include "shardweave/dtensor/engine/distribute.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "ATen/ops/cat.h"
@@ -101,32 +102,53 @@ class FromSource {
   at::Tensor scatter(const at::Tensor& whole) const {
     Communicator& comm = context_.communicator(cutting_);
     const bool is_source = comm.rank() == root(cutting_);
-    const int64_t numbers = whole.is_complex() ? 2 : 1;  // of an element, as they are sent
-    std::vector<int64_t> to(comm.size()), from(comm.size());
+    std::vector<at::Tensor> pieces;
     at::Tensor parts = at::empty({0}, whole.options());
     if (is_source) {
-      std::vector<at::Tensor> pieces;
       for (int r = 0; r < comm.size(); ++r) {
         pieces.push_back(part_at(context_, spec_, whole, coordinate_of(r)).reshape({-1}));
-        to[r] = pieces.back().numel() * numbers;
       }
       parts = at::cat(pieces);
     }
     const Dims& sizes = spec_.local_sizes;
     at::Tensor mine = at::empty(c10::IntArrayRef(sizes.data(), sizes.size()), whole.options());
-    from[root(cutting_)] = mine.numel() * numbers;
     const CollectiveSpan span(context_, cause_, [&]() -> Sending {
       return sending(
           "scatter", cutting_,
           c10::multiply_integers(spec_.sizes) * static_cast<int64_t>(whole.element_size()));
     });
     const c10::Device device = mine.device();
+    if (are_equal()) {  // only the source has a list of ranks
+      throw_if_error(TensorWork(context_,
+                                comm.scatter(comm_buffer(parts), comm_buffer(mine), root(cutting_),
+                                             options(device)),
+                                device)
+                         .wait());
+      return mine;
+    }
+    const int64_t numbers = whole.is_complex() ? 2 : 1;  // of an element, as they are sent
+    std::vector<int64_t> to(comm.size()), from(comm.size());
+    for (size_t r = 0; r < pieces.size(); ++r) to[r] = pieces[r].numel() * numbers;
+    from[root(cutting_)] = mine.numel() * numbers;
     throw_if_error(TensorWork(context_,
                               comm.all_to_all_v(comm_buffer(parts), to, comm_buffer(mine), from,
                                                 options(device)),
                               device)
                        .wait());
     return mine;
+  }
+
+  // All ranks get as much.
+  bool are_equal() const {
+    Dims sizes = spec_.sizes;
+    return std::all_of(spec_.layout.order().begin(), spec_.layout.order().end(), [&](int m) {
+      const Placement& p = spec_.layout[m];
+      if (!p.is_shard()) return true;
+      int64_t& size = sizes[p.dim()];
+      const Dims parts = cut_sizes(p, size, context_.mesh().size(m));
+      size = parts[0];
+      return parts.size() == 1;
+    });
   }
 
   // Of a rank in the group along what cuts.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -142,38 +143,46 @@ int64_t length_of_step(int64_t step) {
   return 1 + step * 1193 % 2039;
 }
 
-TEST(DynamicShapesTest, AThousandLengths) {
-  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+struct Lengths {
+  std::vector<MeshDim> dims;
+  Placements data;  // of a sequence; the last mesh dimension cuts the weights
+  int64_t steps;
+  int64_t misses_of_a_length;
+};
+
+void train_over(const Lengths& lengths) {
+  on_mesh(lengths.dims, [&](const MeshPtr& mesh) {
     constexpr size_t kEntries = 600;  // of a few steps
-    constexpr int64_t kSteps = 1000;
-    constexpr int64_t kMissesOfALength = 90;
+    const int64_t steps = lengths.steps;
     const auto context = MeshContext::of(mesh);
     context->decisions.cache.set_capacity(kEntries);
     context->decisions.plans.set_capacity(100);
     Model plain = Model::make([](const at::Tensor& t, int) { return t.clone(); });
     Model sharded = Model::make([&](const at::Tensor& t, int dim) {
-      return distribute_tensor(t, mesh, Placements{dim < 0 ? Replicate() : Shard(dim)});
+      Placements placements(lengths.dims.size());
+      if (dim >= 0) placements.back() = Shard(dim);
+      return distribute_tensor(t, mesh, placements);
     });
     size_t most_specs = 0, specs_of_first_half = 0, most_plans = 0;
     const auto misses = [&] { return dispatch_counters(mesh).cache_misses; };
-    for (int64_t step = 0; step < kSteps; ++step) {
+    for (int64_t step = 0; step < steps; ++step) {
       // Short ones: what is counted does not depend on how long they are.
       const int64_t length = step == 0 ? 3000 : length_of_step(step);
-      const bool compares = step % 250 < 2;
+      const bool compares = step % (steps / 4) < 2;
       const at::Tensor x =
           compares ? numbers({kBatch, length, kDim})
                    : at::zeros({kBatch, 1, 1}, at::kDouble).expand({kBatch, length, kDim});
       const at::Tensor input =
-          zeros({kBatch, length, kDim}, mesh, {Replicate()}, at::TensorOptions(at::kDouble));
-      if (compares) meta_of(input).local().copy_(x);
+          compares
+              ? distribute_tensor(x, mesh, lengths.data, {.source = std::nullopt})
+              : zeros({kBatch, length, kDim}, mesh, lengths.data, at::TensorOptions(at::kDouble));
       const int64_t before = misses();
       sharded.loss(input).backward();
       const int64_t after_backward = misses();
       // No length costs more than another, however many there were.
       if (step > 0) {
-        ASSERT_LE(after_backward - before, kMissesOfALength) << step;
+        ASSERT_LE(after_backward - before, lengths.misses_of_a_length) << step;
       }
-      std::vector<at::Tensor> grads;
       if (compares) {
         // The same weights: what was evicted in between is decided again as it was.
         for (size_t i = 0; i < plain.weights.size(); ++i) {
@@ -197,7 +206,7 @@ TEST(DynamicShapesTest, AThousandLengths) {
       ASSERT_LE(context->decisions.cache.size(), kEntries);
       most_specs = std::max(most_specs, context->num_specs());
       most_plans = std::max(most_plans, context->decisions.plans.size());
-      if (step == kSteps / 2) specs_of_first_half = most_specs;
+      if (step == steps / 2) specs_of_first_half = most_specs;
     }
     EXPECT_EQ(context->decisions.cache.size(), kEntries);  // it was full, many times over
     EXPECT_GT(misses(), static_cast<int64_t>(20 * kEntries));
@@ -206,6 +215,14 @@ TEST(DynamicShapesTest, AThousandLengths) {
     EXPECT_LE(most_specs, 2 * kEntries);
     EXPECT_LE(most_specs, specs_of_first_half + specs_of_first_half / 10);
   });
+}
+
+TEST(DynamicShapesTest, AThousandLengths) {
+  train_over({{{"x", 2}}, {Replicate()}, 1000, 90});
+}
+
+TEST(DynamicShapesTest, LengthsOnThreeDimensions) {
+  train_over({{{"dp", 2}, {"sp", 2}, {"tp", 2}}, {Shard(0), Shard(1), Replicate()}, 240, 65});
 }
 
 // --- specs ---------------------------------------------------------------------------------------

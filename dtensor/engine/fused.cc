@@ -29,9 +29,24 @@ struct Bucket {
   TensorWork work;
 };
 
+// The same collective for parts that differ in size.
+OpKind with_counts(OpKind op) {
+  switch (op) {
+    case OpKind::kAllGather:
+      return OpKind::kAllGatherV;
+    case OpKind::kReduceScatter:
+      return OpKind::kReduceScatterV;
+    case OpKind::kAllToAll:
+      return OpKind::kAllToAllV;
+    default:
+      return op;
+  }
+}
+
 bool same_collective(const CollectiveTransfer& a, const CollectiveTransfer& b) {
-  return a.op == b.op && a.mesh_dims == b.mesh_dims && a.reduce_op == b.reduce_op &&
-         a.input.scalar_type() == b.input.scalar_type() && a.input.device() == b.input.device();
+  return with_counts(a.op) == with_counts(b.op) && a.mesh_dims == b.mesh_dims &&
+         a.reduce_op == b.reduce_op && a.input.scalar_type() == b.input.scalar_type() &&
+         a.input.device() == b.input.device();
 }
 
 // The parts of a flat tensor, in order.
@@ -49,73 +64,129 @@ class Parts {
   int64_t at_ = 0;
 };
 
-// Of the members' counts.
-std::vector<int64_t> sum(const std::vector<const CollectiveTransfer*>& members,
-                         std::vector<int64_t> CollectiveTransfer::*counts) {
-  std::vector<int64_t> total((members[0]->*counts).size(), 0);
-  for (const CollectiveTransfer* member : members) {
-    for (size_t r = 0; r < total.size(); ++r) total[r] += (member->*counts)[r];
-  }
-  return total;
+// One side of a collective in which ranks have parts: what leaves, or what arrives.
+struct Side {
+  at::Tensor CollectiveTransfer::*data;
+  std::vector<int64_t> CollectiveTransfer::*counts;
+};
+constexpr Side kLeaving{&CollectiveTransfer::input, &CollectiveTransfer::in_counts};
+constexpr Side kArriving{&CollectiveTransfer::output, &CollectiveTransfer::out_counts};
+
+bool has_parts(OpKind op, const Side& side) {
+  op = with_counts(op);
+  return op == OpKind::kAllToAllV ||
+         op == (side.data == kLeaving.data ? OpKind::kReduceScatterV : OpKind::kAllGatherV);
 }
 
-// Where the members' parts lie in a joint buffer of `numel` elements: for each rank one member's
-// after the other's.
-std::vector<PackSchedule> places_of(const std::vector<const CollectiveTransfer*>& members,
-                                    std::vector<int64_t> CollectiveTransfer::*counts,
-                                    int64_t numel) {
-  std::vector<PackSchedule> places(members.size(), PackSchedule({numel}));
-  int64_t at = 0;
-  for (size_t r = 0; r < (members[0]->*counts).size(); ++r) {
-    for (size_t i = 0; i < members.size(); ++i) {
-      const int64_t n = (members[i]->*counts)[r];
-      places[i].add_part(Dims{at}, Dims{n});
+using Members = std::vector<const CollectiveTransfer*>;
+
+// Elements of each rank.
+std::vector<int64_t> counts_of(const CollectiveTransfer& member, const Side& side,
+                               int64_t num_ranks) {
+  if (!(member.*side.counts).empty()) return member.*side.counts;
+  return std::vector<int64_t>(num_ranks, (member.*side.data).numel() / num_ranks);
+}
+
+// Where the members' parts lie in a joint buffer: for each rank one member's after the other's. With
+// `counts` the joint ones, of parts that differ in size.
+struct Places {
+  std::vector<int64_t> sizes;  // of the buffer
+  std::vector<PackSchedule> of;
+  std::vector<int64_t> counts;
+};
+
+Places places_of(const Members& members, const Side& side, int64_t num_ranks, bool has_counts) {
+  Places places;
+  int64_t numel = 0;
+  for (const CollectiveTransfer* member : members) numel += (member->*side.data).numel();
+  if (!has_counts) {
+    // A column of the buffer each.
+    const Dims sizes{num_ranks, numel / num_ranks};
+    places.sizes.assign(sizes.begin(), sizes.end());
+    int64_t at = 0;
+    for (const CollectiveTransfer* member : members) {
+      const int64_t n = (member->*side.data).numel() / num_ranks;
+      places.of.emplace_back(sizes).add_part(Dims{0, at}, Dims{num_ranks, n});
       at += n;
     }
+  } else {
+    places.sizes = {numel};
+    places.of.assign(members.size(), PackSchedule({numel}));
+    places.counts.assign(num_ranks, 0);
+    std::vector<std::vector<int64_t>> counts;
+    for (const CollectiveTransfer* member : members) {
+      counts.push_back(counts_of(*member, side, num_ranks));
+    }
+    int64_t at = 0;
+    for (int64_t r = 0; r < num_ranks; ++r) {
+      for (size_t i = 0; i < members.size(); ++i) {
+        places.of[i].add_part(Dims{at}, Dims{counts[i][r]});
+        places.counts[r] += counts[i][r];
+        at += counts[i][r];
+      }
+    }
   }
-  for (PackSchedule& member : places) member.finish();
+  for (PackSchedule& member : places.of) member.finish();
   return places;
+}
+
+int64_t num_ranks_of(const MeshContext& context, const CollectiveTransfer& transfer) {
+  int64_t n = 1;
+  for (const int m : transfer.mesh_dims) n *= context.mesh().size(m);
+  return n;
 }
 
 // One collective that does what each of `members` asks for: for each rank the members' parts lie
 // one after the other.
-CollectiveTransfer join(const std::vector<const CollectiveTransfer*>& members) {
+CollectiveTransfer join(const MeshContext& context, const Members& members) {
   CollectiveTransfer joint;
   joint.op = members[0]->op;
+  for (const CollectiveTransfer* member : members) {
+    if (member->op != joint.op) joint.op = with_counts(joint.op);
+  }
+  const bool has_counts = with_counts(joint.op) == joint.op;
   joint.reduce_op = members[0]->reduce_op;
   joint.mesh_dims = members[0]->mesh_dims;
-  joint.in_counts = sum(members, &CollectiveTransfer::in_counts);
-  joint.out_counts = sum(members, &CollectiveTransfer::out_counts);
-  if (joint.in_counts.empty()) {
+  const int64_t num_ranks = num_ranks_of(context, joint);
+  if (!has_parts(joint.op, kLeaving)) {
     std::vector<at::Tensor> inputs;
     for (const CollectiveTransfer* member : members) inputs.push_back(member->input.view({-1}));
     joint.input = at::cat(inputs);
   } else {
-    int64_t leaving = 0;
-    for (const CollectiveTransfer* member : members) leaving += member->input.numel();
-    joint.input = at::empty({leaving}, members[0]->input.options());
-    const std::vector<PackSchedule> places =
-        places_of(members, &CollectiveTransfer::in_counts, leaving);
-    for (size_t i = 0; i < members.size(); ++i) places[i].unpack(members[i]->input, joint.input);
+    Places places = places_of(members, kLeaving, num_ranks, has_counts);
+    joint.input = at::empty(places.sizes, members[0]->input.options());
+    for (size_t i = 0; i < members.size(); ++i) {
+      places.of[i].unpack(members[i]->input, joint.input);
+    }
+    joint.in_counts = std::move(places.counts);
   }
   int64_t arriving = 0;
   for (const CollectiveTransfer* member : members) arriving += member->output.numel();
   joint.output = at::empty({arriving}, joint.input.options());
+  if (has_counts && has_parts(joint.op, kArriving)) {
+    joint.out_counts.assign(num_ranks, 0);
+    for (const CollectiveTransfer* member : members) {
+      const std::vector<int64_t> counts = counts_of(*member, kArriving, num_ranks);
+      for (int64_t r = 0; r < num_ranks; ++r) joint.out_counts[r] += counts[r];
+    }
+  }
   return joint;
 }
 
 // The members' outputs from that of the joint collective.
-void part(const CollectiveTransfer& joint, const std::vector<CollectiveTransfer*>& members) {
-  if (joint.out_counts.empty()) {
+void part(const MeshContext& context, const CollectiveTransfer& joint,
+          const std::vector<CollectiveTransfer*>& members) {
+  if (!has_parts(joint.op, kArriving)) {
     Parts parts(joint.output);
     for (CollectiveTransfer* member : members) {
       member->output = parts.next(member->output.numel()).view(member->output.sizes());
     }
     return;
   }
-  const std::vector<PackSchedule> places = places_of(
-      {members.begin(), members.end()}, &CollectiveTransfer::out_counts, joint.output.numel());
-  for (size_t i = 0; i < members.size(); ++i) places[i].pack(joint.output, members[i]->output);
+  const Places places = places_of({members.begin(), members.end()}, kArriving,
+                                  num_ranks_of(context, joint), !joint.out_counts.empty());
+  const at::Tensor all = joint.output.view(places.sizes);
+  for (size_t i = 0; i < members.size(); ++i) places.of[i].pack(all, members[i]->output);
 }
 
 std::vector<CollectiveTransfer*> members_of(const Bucket& bucket,
@@ -164,7 +235,7 @@ std::vector<Bucket> issue_round(const std::vector<InFlight>& in_flight,
       bucket.work = send(*bucket.context, *members[0], cause.name);
       continue;
     }
-    bucket.transfer = join({members.begin(), members.end()});
+    bucket.transfer = join(*bucket.context, {members.begin(), members.end()});
     const std::string argument = absl::StrCat(members.size(), " tensors");
     const int64_t numel = bucket.transfer.input.numel();
     Cause all_of = cause;
@@ -202,7 +273,9 @@ void finish_round(std::vector<Bucket>& buckets, std::vector<PlanRun>& runs,
   }
   throw_if_error(std::move(status));
   for (const Bucket& bucket : buckets) {
-    if (bucket.members.size() > 1) part(bucket.transfer, members_of(bucket, transfers));
+    if (bucket.members.size() > 1) {
+      part(*bucket.context, bucket.transfer, members_of(bucket, transfers));
+    }
     for (size_t i : bucket.members) runs[i].arrived(transfers[i]);
   }
 }

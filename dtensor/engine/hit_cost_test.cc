@@ -15,6 +15,7 @@
 #include "shardweave/comm/counting/counting.h"
 #include "shardweave/comm/testing/allocation_counter.h"
 #include "shardweave/comm/world.h"
+#include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
@@ -100,33 +101,62 @@ TEST(HitCostTest, HeapIsConstant) {
   });
 }
 
-// The cost of specs, decisions and plans on a mesh of `ranks`, seen from its last rank: nothing
-// moves.
-int64_t allocations_of_a_miss(int ranks) {
+struct Cost {
+  int64_t allocations;
+  int64_t bytes;  // of them: a list of all ranks is one allocation, too
+};
+
+// Of one call more.
+Cost cost_of(const std::function<void()>& call) {
+  const Cost before{allocations_so_far(), allocated_bytes_of_thread()};
+  call();
+  return {allocations_so_far() - before.allocations, allocated_bytes_of_thread() - before.bytes};
+}
+
+void expect_the_same(const Cost& few, const Cost& many) {
+  EXPECT_GT(few.allocations, 0);
+  EXPECT_NEAR(static_cast<double>(many.allocations), static_cast<double>(few.allocations),
+              0.1 * static_cast<double>(few.allocations));
+  EXPECT_GT(few.bytes, 0);
+  EXPECT_NEAR(static_cast<double>(many.bytes), static_cast<double>(few.bytes),
+              0.1 * static_cast<double>(few.bytes) + 64);
+}
+
+// A mesh of `ranks`, a multiple of 4, seen from its last rank: nothing moves.
+void on_two_dimensions(int ranks, const std::function<void(const MeshPtr&)>& body) {
+  at::set_num_threads(1);
   auto comm = *count_communication(ranks - 1, ranks, std::make_shared<CountingLog>());
   World world(comm);
-  const MeshPtr mesh = *init_device_mesh(world, {{"dp", ranks / 4}, {"tp", 4}});
-  const int64_t dp = ranks / 4;
-  const at::Tensor constant = at::ones({8});
-  const auto step = [&](int64_t rows) {  // decided anew: never seen shapes
-    const at::Tensor x = empty({rows, 8}, mesh, {Shard(0), Replicate()});
-    const at::Tensor w = empty({8, 12}, mesh, {Replicate(), Shard(1)});
-    at::mm(x, w).relu().sum();
-    x.view({dp, rows / dp, 8}).transpose(1, 2).reshape({dp * 8, rows / dp});
-    (x * constant).unsqueeze(0).expand({2, rows, 8}).sum(at::IntArrayRef({0, 2}));
-    const at::Tensor packed = empty({rows, 8}, mesh, {StridedShard(0, 2), Replicate()});
-    packed.chunk(2, 0)[1].softmax(1);
-    from_local(to_local(x), mesh, {Shard(0), Replicate()}, std::vector<int64_t>{rows, 8});
-    distribute_tensor(constant, mesh, Placements{Replicate(), Shard(0)}, {.source = std::nullopt});
-    redistribute(x, {Shard(1), Replicate()});
-  };
   const c10::AutoGradMode no_grad(false);
-  step(ranks);
-  int64_t rows = 2 * int64_t{ranks};
-  const int64_t before = allocations_so_far();
-  constexpr int kSteps = 5;
-  for (int i = 0; i < kSteps; ++i) step(rows += ranks);
-  return (allocations_so_far() - before) / kSteps;
+  body(*init_device_mesh(world, {{"dp", ranks / 4}, {"tp", 4}}));
+}
+
+// The cost of specs, decisions and plans.
+Cost cost_of_misses(int ranks) {
+  Cost cost;
+  on_two_dimensions(ranks, [&](const MeshPtr& mesh) {
+    const int64_t dp = ranks / 4;
+    const at::Tensor constant = at::ones({8});
+    const auto step = [&](int64_t rows) {  // decided anew: never seen shapes
+      const at::Tensor x = empty({rows, 8}, mesh, {Shard(0), Replicate()});
+      const at::Tensor w = empty({8, 12}, mesh, {Replicate(), Shard(1)});
+      at::mm(x, w).relu().sum();
+      x.view({dp, rows / dp, 8}).transpose(1, 2).reshape({dp * 8, rows / dp});
+      (x * constant).unsqueeze(0).expand({2, rows, 8}).sum(at::IntArrayRef({0, 2}));
+      const at::Tensor packed = empty({rows, 8}, mesh, {StridedShard(0, 2), Replicate()});
+      packed.chunk(2, 0)[1].softmax(1);
+      from_local(to_local(x), mesh, {Shard(0), Replicate()}, std::vector<int64_t>{rows, 8});
+      distribute_tensor(constant, mesh, Placements{Replicate(), Shard(0)},
+                        {.source = std::nullopt});
+      redistribute(x, {Replicate(), Replicate()});
+    };
+    step(ranks);
+    int64_t rows = 2 * int64_t{ranks};
+    cost = cost_of([&] {
+      for (int i = 0; i < 5; ++i) step(rows += ranks);
+    });
+  });
+  return cost;
 }
 
 // What a decision allocates, over the same calls once they are decided: the specs of results, the
@@ -177,11 +207,128 @@ TEST(HitCostTest, AllocationsOfADecision) {
 }
 
 TEST(HitCostTest, SpecArithmeticDoesNotDependOnTheNumberOfRanks) {
-  at::set_num_threads(1);
-  const int64_t few = allocations_of_a_miss(8);
-  const int64_t many = allocations_of_a_miss(65536);
-  EXPECT_GT(few, 0);
-  EXPECT_NEAR(static_cast<double>(many), static_cast<double>(few), 0.1 * static_cast<double>(few));
+  expect_the_same(cost_of_misses(8), cost_of_misses(65536));
+}
+
+// What is done with a tensor whose dimensions grow with the ranks, whole or cut.
+struct Call {
+  const char* name;
+  Placements placements;
+  std::function<std::vector<int64_t>(int64_t n, int64_t i)> sizes;  // n: ranks; i: of which call
+  std::function<void(const at::Tensor&)> run;
+};
+
+std::vector<Call> calls_at_any_number() {
+  const auto rows = [](int64_t n, int64_t i) { return std::vector<int64_t>{n * (i + 1), 2}; };
+  const auto square = [](int64_t n, int64_t i) { return std::vector<int64_t>{n, n * (i + 1)}; };
+  const auto small = [](int64_t, int64_t i) { return std::vector<int64_t>{4 * (i + 1), 2}; };
+  const auto to = [](const Placements& placements) {
+    return [=](const at::Tensor& x) { redistribute(x, Layout(placements)); };
+  };
+  const Placements replicated = {Replicate(), Replicate()};
+  return {
+      {"all-gather", {Shard(0), Replicate()}, rows, to(replicated)},
+      {"all-gather of blocks", {StridedShard(0, 4), Replicate()}, rows, to(replicated)},
+      {"all-gather over both", {Shard(0), Shard(0)}, rows, to(replicated)},
+      {"all-reduce", {Partial(), Replicate()}, small, to(replicated)},
+      {"all-reduce over both", {Partial(), Partial()}, small, to(replicated)},
+      {"reduce-scatter", {Partial(), Replicate()}, rows, to({Shard(0), Replicate()})},
+      {"reduce-scatter over both", {Partial(), Partial()}, rows, to({Shard(0), Shard(0)})},
+      {"all-to-all", {Shard(0), Replicate()}, square, to({Shard(1), Replicate()})},
+      {"a cut", {Replicate(), Replicate()}, rows, to({Shard(0), Shard(0)})},
+      {"the parts of a whole",
+       {Shard(0), Shard(0)},
+       rows,
+       [](const at::Tensor& x) {
+         from_local(to_local(x), mesh_of(x), {Shard(0), Shard(0)}, x.sizes().vec());
+       }},
+      {"scattered",
+       {Shard(0), Shard(0)},
+       rows,
+       [](const at::Tensor& x) {
+         distribute_tensor(at::empty(x.sizes()), mesh_of(x), Placements{Shard(0), Shard(0)});
+       }},
+      {"broadcast and scattered",
+       {Shard(0), Replicate()},
+       rows,
+       [](const at::Tensor& x) {
+         distribute_tensor(at::empty(x.sizes()), mesh_of(x), Placements{Shard(0), Replicate()});
+       }},
+      {"a plain tensor among DTensors",
+       {Shard(0), Replicate()},
+       rows,
+       [](const at::Tensor& x) { full_tensor((x * at::ones({2})).sum()); }},
+      {"clipping",
+       {Shard(0), Shard(0)},
+       rows,
+       [](const at::Tensor& x) {
+         at::Tensor parameter = x.detach();
+         parameter.mutable_grad() = x;
+         clip_grad_norm({parameter}, 1.0);
+       }},
+  };
+}
+
+// First of a size never seen, then again: memory is what a list of ranks would show in.
+TEST(HitCostTest, NothingListsTheRanks) {
+  const auto costs = [](int ranks, const Call& call, bool seen) {
+    Cost cost;
+    on_two_dimensions(ranks, [&](const MeshPtr& mesh) {
+      std::vector<at::Tensor> each;
+      for (int64_t i = 0; i < 8; ++i) {
+        each.push_back(empty(call.sizes(ranks, i), mesh, call.placements));
+        to_local(each.back()).zero_();
+      }
+      call.run(each[0]);  // makes the groups
+      call.run(each[1]);
+      cost = cost_of([&] {
+        for (size_t i = 2; i < 8; ++i) call.run(each[seen ? 1 : i]);
+      });
+    });
+    return cost;
+  };
+  for (const Call& call : calls_at_any_number()) {
+    for (const bool seen : {false, true}) {
+      SCOPED_TRACE(std::string(call.name) + (seen ? ", again" : ", the first time"));
+      expect_the_same(costs(8, call, seen), costs(65536, call, seen));
+    }
+  }
+}
+
+// Even parts take the collectives without counts, and what is uneven keeps them: all ranks choose
+// alike, those that have nothing, too.
+TEST(HitCostTest, EvenPartsHaveNoCounts) {
+  const auto sent = [](const std::vector<int64_t>& sizes, const Placement& from,
+                       const Placement& to) {
+    std::vector<std::string> each;
+    for (int rank = 0; rank < 4; ++rank) {
+      const auto log = std::make_shared<CountingLog>();
+      auto comm = *count_communication(rank, 4, log);
+      World world(comm);
+      const MeshPtr mesh = *init_device_mesh(world, {{"x", 4}});
+      const c10::AutoGradMode no_grad(false);
+      const at::Tensor x = empty(sizes, mesh, {from});
+      log->clear();
+      redistribute(x, {to});
+      std::string all;
+      for (const CountedOperation& op : log->operations()) all += to_string(op.op);
+      each.push_back(all);
+    }
+    for (const std::string& of_rank : each) EXPECT_EQ(of_rank, each[0]);
+    return each[0];
+  };
+  EXPECT_EQ(sent({8, 3}, Shard(0), Replicate()), "all_gather");
+  EXPECT_EQ(sent({7, 3}, Shard(0), Replicate()), "all_gather_v");
+  EXPECT_EQ(sent({1, 3}, Shard(0), Replicate()), "all_gather_v");
+  EXPECT_EQ(sent({16, 3}, StridedShard(0, 2), Replicate()), "all_gather");
+  EXPECT_EQ(sent({12, 3}, StridedShard(0, 2), Replicate()), "all_gather_v");
+  EXPECT_EQ(sent({8, 3}, RaggedShard(0, {2, 3, 1, 2}), Replicate()), "all_gather_v");
+  EXPECT_EQ(sent({8, 3}, Partial(), Shard(0)), "reduce_scatter");
+  EXPECT_EQ(sent({8, 3}, Partial(), Shard(1)), "reduce_scatter_v");
+  EXPECT_EQ(sent({8, 4}, Shard(0), Shard(1)), "all_to_all");
+  EXPECT_EQ(sent({8, 5}, Shard(0), Shard(1)), "all_to_all_v");
+  EXPECT_EQ(sent({6, 4}, Shard(0), Shard(1)), "all_to_all_v");
+  EXPECT_EQ(sent({1, 2}, Shard(0), Shard(1)), "all_to_all_v");
 }
 
 // Packing and unpacking make no tensor for a peer: a redistribution allocates as often for 4 ranks as

@@ -32,6 +32,24 @@ int64_t PackSchedule::Copy::rows() const {
   return n;
 }
 
+// With one more loop around it.
+void PackSchedule::Copy::enclose(const Loop& loop) {
+  if (loop.count == 1) return;
+  if (loops.empty() && loop.tensor_stride == run && loop.buffer_stride == run) {
+    run *= loop.count;
+    return;
+  }
+  if (!loops.empty()) {
+    Loop& inner = loops.front();
+    if (loop.tensor_stride == inner.count * inner.tensor_stride &&
+        loop.buffer_stride == inner.count * inner.buffer_stride) {
+      inner.count *= loop.count;
+      return;
+    }
+  }
+  loops.insert(loops.begin(), loop);
+}
+
 void PackSchedule::add_part(int dim, const Intervals& intervals) {
   Dims part_sizes = sizes_;
   part_sizes[dim] = 0;
@@ -61,23 +79,26 @@ void PackSchedule::add_box(absl::Span<const int64_t> offset, absl::Span<const in
   for (size_t d = shape.size(); d-- > 0;) {
     copy.tensor_offset += offset[d] * in_tensor[d];
     copy.buffer_offset += offset_in_part[d] * in_part[d];
-    if (shape[d] == 1) continue;
-    const Loop loop{shape[d], in_tensor[d], in_part[d]};
-    if (copy.loops.empty() && loop.tensor_stride == copy.run && loop.buffer_stride == copy.run) {
-      copy.run *= loop.count;
-      continue;
-    }
-    if (!copy.loops.empty()) {
-      Loop& inner = copy.loops.front();
-      if (loop.tensor_stride == inner.count * inner.tensor_stride &&
-          loop.buffer_stride == inner.count * inner.buffer_stride) {
-        inner.count *= loop.count;
-        continue;
-      }
-    }
-    copy.loops.insert(copy.loops.begin(), loop);
+    copy.enclose({shape[d], in_tensor[d], in_part[d]});
   }
   copies_.push_back(std::move(copy));
+}
+
+void PackSchedule::add_even_parts(absl::Span<const int64_t> sizes, absl::Span<const int64_t> shape,
+                                  absl::Span<const Repeat> repeats) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return;
+  const Dims in_tensor = row_major(sizes), in_part = row_major(shape);
+  Copy copy;
+  copy.buffer_offset = numel_;
+  for (size_t d = shape.size(); d-- > 0;) copy.enclose({shape[d], in_tensor[d], in_part[d]});
+  int64_t in_buffer = c10::multiply_integers(shape);
+  for (size_t i = repeats.size(); i-- > 0;) {
+    const auto& [count, dim, step] = repeats[i];
+    copy.enclose({count, step * in_tensor[dim], in_buffer});
+    in_buffer *= count;
+  }
+  copies_.push_back(std::move(copy));
+  numel_ += in_buffer;
 }
 
 // Copies that follow each other at a constant distance become one, with a loop around; false if there
@@ -124,6 +145,14 @@ void PackSchedule::finish() {
     copy.first_row = rows_;
     rows_ += copy.rows();
   }
+}
+
+int64_t PackSchedule::bytes() const {
+  size_t bytes = copies_.capacity() * sizeof(Copy);
+  for (const Copy& copy : copies_) {
+    if (copy.loops.size() > 3) bytes += copy.loops.capacity() * sizeof(Loop);
+  }
+  return static_cast<int64_t>(bytes);
 }
 
 template <bool to_buffer>

@@ -32,6 +32,16 @@ class PackSchedule {
   void add_part(int dim, const Intervals& intervals);
   // The next part: a box. (Of several boxes for one peer, one after the other.)
   void add_part(absl::Span<const int64_t> offset, absl::Span<const int64_t> shape);
+  // The next parts, all alike: `shape` at the origin, and a step further along a dimension for each
+  // count of `repeats`, of which the last one counts fastest. Costs as much as one part, however many
+  // there are. `sizes`: the tensor's, where a dimension may stand as several.
+  struct Repeat {
+    int64_t count;
+    size_t dim;  // of `sizes`
+    int64_t step;
+  };
+  void add_even_parts(absl::Span<const int64_t> sizes, absl::Span<const int64_t> shape,
+                      absl::Span<const Repeat> repeats);
   // After the last part.
   void finish();
 
@@ -44,6 +54,8 @@ class PackSchedule {
   }
   // How many copies of their own the parts are; what does not depend on the number of even parts.
   size_t num_entries() const { return copies_.size(); }
+  // What keeping it takes.
+  int64_t bytes() const;
 
   // `tensor`: contiguous, of the sizes; `buffer`: contiguous, numel() elements of the same type. All
   // of `buffer`, or of what the parts name, is written.
@@ -63,6 +75,7 @@ class PackSchedule {
     absl::InlinedVector<Loop, 3> loops;  // outermost first
     int64_t first_row = 0;               // runs of the copies before
     int64_t rows() const;
+    void enclose(const Loop& loop);
   };
 
   void add_box(absl::Span<const int64_t> offset, absl::Span<const int64_t> shape,

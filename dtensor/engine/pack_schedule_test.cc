@@ -116,6 +116,42 @@ TEST(PackScheduleTest, EvenPartsAreOneEntryHoweverMany) {
   }
 }
 
+// What is said at once is what is said part by part; `pieces`: of a strided cut.
+TEST(PackScheduleTest, EvenPartsAtOnce) {
+  const std::vector<int64_t> sizes = {3, 24, 2};
+  for (const int64_t pieces : {1, 2, 4}) {
+    SCOPED_TRACE(pieces);
+    PackSchedule at_once(dims(sizes)), one_by_one(dims(sizes));
+    const PackSchedule::Repeat ranks{3, 2, 8 / pieces};
+    at_once.add_even_parts({3, pieces, 24 / pieces, 2}, {3, pieces, 8 / pieces, 2}, {ranks});
+    for (int64_t r = 0; r < 3; ++r) one_by_one.add_part(1, cut(StridedShard(1, pieces), 24, 3, r));
+    at_once.finish();
+    one_by_one.finish();
+    EXPECT_EQ(at_once.num_entries(), 1u);
+    const at::Tensor tensor = indices_of(sizes), wanted = at::empty({tensor.numel()}, at::kLong);
+    one_by_one.pack(tensor, wanted);
+    check(at_once, sizes, wanted);
+  }
+  // Over two dimensions, the last fastest; whole dimensions in order are the tensor as it lies.
+  PackSchedule boxes(dims(sizes)), whole(dims(sizes));
+  boxes.add_even_parts({3, 24, 2}, {1, 8, 2}, {{3, 1, 8}, {3, 0, 1}});
+  whole.add_even_parts({3, 24, 2}, {1, 8, 2}, {{3, 0, 1}, {3, 1, 8}});
+  std::vector<at::Tensor> wanted;
+  for (int64_t column = 0; column < 3; ++column) {
+    for (int64_t row = 0; row < 3; ++row) {
+      wanted.push_back(indices_of(sizes).narrow(0, row, 1).narrow(1, 8 * column, 8).reshape({-1}));
+    }
+  }
+  boxes.finish();
+  whole.finish();
+  check(boxes, sizes, at::cat(wanted));
+  check(whole, sizes, at::arange(144));
+  PackSchedule nothing({3, 0});
+  nothing.add_even_parts({3, 0}, {1, 0}, {{3, 0, 1}});
+  nothing.finish();
+  EXPECT_EQ(nothing.numel(), 0);
+}
+
 TEST(PackScheduleTest, OnManyThreads) {
   const int threads = at::get_num_threads();
   at::set_num_threads(4);

@@ -30,7 +30,7 @@ struct ReadyPlan {
 
   const RedistributePlan plan;
   const bool is_local;  // no step communicates
-  // Of each step that does; null: it has not run yet, or its group is too large for one to be kept.
+  // Of each step that does; null: it has not run yet, or it is too large to be kept.
   mutable std::vector<std::shared_ptr<const StepSchedule>> schedules;
 };
 using PlanRef = std::shared_ptr<const ReadyPlan>;

@@ -1,6 +1,7 @@
 #include "shardweave/dtensor/engine/redistribute.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -37,8 +38,14 @@ bool is_collective(const RedistributeStep& step) {
   return step.kind != StepKind::kSlice && step.kind != StepKind::kToPartial;
 }
 
-// What the schedules of a group of more ranks take is worth less than the memory.
-constexpr int64_t kMaxKeptPeers = 1024;
+// A schedule that takes more is worth less than the memory: uneven parts of some thousand ranks. One
+// of even parts takes as little for any number of ranks.
+constexpr int64_t kMaxKeptBytes = 1 << 19;
+
+// Every rank gets an equal part, which lies in each in the same way.
+bool is_even(const Placement& p, int64_t size, int64_t num_ranks) {
+  return p.kind() != PlacementKind::kRaggedShard && size % (num_ranks * p.split_factor()) == 0;
+}
 
 }  // namespace
 
@@ -49,13 +56,19 @@ struct StepSchedule {
   Dims after;
   OpKind op = OpKind::kAllReduce;
   ReduceOp reduce_op = ReduceOp::kSum;
-  std::vector<int64_t> in_counts;
-  std::vector<int64_t> out_counts;
+  std::vector<int64_t> in_counts;      // as CollectiveTransfer has them
+  std::vector<int64_t> out_counts;     // likewise
   std::optional<PackSchedule> pack;    // none: it is sent as it lies
   std::optional<PackSchedule> unpack;  // none: what arrives is the result
   // A product of complex numbers, which no backend knows: everybody gets all inputs of what it wants,
-  // and multiplies.
-  bool multiplies = false;
+  // so many, and multiplies. 0: it is none.
+  int64_t factors = 0;
+
+  int64_t bytes() const {
+    const size_t counts = in_counts.capacity() + out_counts.capacity();
+    return static_cast<int64_t>(counts * sizeof(int64_t)) + (pack ? pack->bytes() : 0) +
+           (unpack ? unpack->bytes() : 0);
+  }
 };
 
 namespace {
@@ -150,21 +163,47 @@ class Step {
     throw Error(absl::InternalError("unknown reduction"));
   }
 
-  // The parts of a tensor with local `sizes` that `p` gives to the ranks; what each of them has goes
-  // to `counts`.
-  PackSchedule parts(const Placement& p, const Dims& sizes, std::vector<int64_t>& counts) const {
+  // The parts of a tensor with local `sizes` that `p` gives to the ranks.
+  PackSchedule parts(const Placement& p, const Dims& sizes) const {
     PackSchedule result(sizes);
+    const int dim = p.dim();
+    if (!is_even(p, sizes[dim], num_ranks_)) {
+      for (int64_t r = 0; r < num_ranks_; ++r) {
+        result.add_part(dim, cut(p, sizes[dim], num_ranks_, r));
+      }
+      return result;
+    }
+    // Of each of the pieces that are cut, as many as the split factor says, the rank's part.
+    const int64_t pieces = p.split_factor(), part = sizes[dim] / pieces / num_ranks_;
+    Dims split = sizes, shape = sizes;
+    split[dim] /= pieces;
+    split.insert(split.begin() + dim, pieces);
+    shape[dim] = part;
+    shape.insert(shape.begin() + dim, pieces);
+    const PackSchedule::Repeat ranks{num_ranks_, static_cast<size_t>(dim) + 1, part};
+    result.add_even_parts(split, shape, absl::MakeConstSpan(&ranks, 1));
+    return result;
+  }
+
+  // How many elements each rank has of them.
+  std::vector<int64_t> counts(const Placement& p, const Dims& sizes) const {
+    Dims others = sizes;
+    others[p.dim()] = 1;
+    const int64_t each = count(others);
+    std::vector<int64_t> result;
     for (int64_t r = 0; r < num_ranks_; ++r) {
-      const int64_t before = result.numel();
-      result.add_part(p.dim(), cut(p, sizes[p.dim()], num_ranks_, r));
-      counts.push_back(result.numel() - before);
+      result.push_back(each * cut_size(p, sizes[p.dim()], num_ranks_, r));
     }
     return result;
   }
 
   void all_gather(StepSchedule& s) const {
+    const Placement& p = step_.before[mesh_dim_];
+    s.unpack = parts(p, s.after);
+    s.op = OpKind::kAllGather;
+    if (is_even(p, s.after[p.dim()], num_ranks_)) return;
     s.op = OpKind::kAllGatherV;
-    s.unpack = parts(step_.before[mesh_dim_], s.after, s.out_counts);
+    s.out_counts = counts(p, s.after);
   }
 
   // Sums and averages are those of the parts; complex numbers have no order.
@@ -175,38 +214,69 @@ class Step {
   void all_reduce(StepSchedule& s) const {
     s.reduce_op = step_.before[mesh_dim_].reduce_op();
     if (!multiplies()) return;
-    s.op = OpKind::kAllGatherV;
+    s.op = OpKind::kAllGather;
     gather_factors(s);
   }
 
   void gather_factors(StepSchedule& s) const {
     s.reduce_op = ReduceOp::kSum;
-    s.multiplies = true;
-    s.out_counts.assign(group_size(), count(s.after));
+    s.factors = group_size();
   }
 
-  void reduce_scatter(StepSchedule& s) const {
-    s.op = OpKind::kReduceScatterV;
-    s.reduce_op = step_.before[mesh_dim_].reduce_op();
-    // Those that cut one tensor dimension, outermost first.
-    struct Cuts {
-      int dim;
-      absl::InlinedVector<size_t, 3> by;  // of step_.mesh_dims
-    };
+  // The mesh dimensions of the step by which `layout` cuts one tensor dimension, outermost first.
+  struct Cuts {
+    int dim;
+    absl::InlinedVector<size_t, 3> by;  // of step_.mesh_dims
+  };
+  std::vector<Cuts> cuts_of(const Layout& layout) const {
     std::vector<Cuts> cuts;
-    for (int m : step_.after.order()) {
+    for (int m : layout.order()) {
       const auto found = std::find(step_.mesh_dims.begin(), step_.mesh_dims.end(), m);
       if (found == step_.mesh_dims.end()) continue;
-      const int dim = step_.after[m].dim();
+      const int dim = layout[m].dim();
       auto of_dim =
           std::find_if(cuts.begin(), cuts.end(), [&](const Cuts& c) { return c.dim == dim; });
       if (of_dim == cuts.end()) of_dim = cuts.insert(cuts.end(), Cuts{dim, {}});
       of_dim->by.push_back(found - step_.mesh_dims.begin());
     }
+    return cuts;
+  }
+
+  // The parts of a tensor of `sizes` that the cuts give to the ranks of the step's group, if they are
+  // plain and give all of them as much.
+  std::optional<PackSchedule> even_parts(const std::vector<Cuts>& cuts, const Layout& layout,
+                                         const Dims& sizes) const {
+    Dims part = sizes;
+    std::vector<PackSchedule::Repeat> ranks(step_.mesh_dims.size());
+    for (const Cuts& c : cuts) {
+      for (size_t i : c.by) {
+        const int m = step_.mesh_dims[i];
+        const int64_t n = context_.mesh().size(m);
+        if (!layout[m].is_plain_shard() || !is_even(layout[m], part[c.dim], n)) return std::nullopt;
+        part[c.dim] /= n;
+        ranks[i] = {n, static_cast<size_t>(c.dim), part[c.dim]};
+      }
+    }
+    PackSchedule result(sizes);
+    result.add_even_parts(sizes, part, ranks);
+    return result;
+  }
+
+  void reduce_scatter(StepSchedule& s) const {
+    s.op = OpKind::kReduceScatter;
+    s.reduce_op = step_.before[mesh_dim_].reduce_op();
+    const std::vector<Cuts> cuts = cuts_of(step_.after);
     Dims group_shape;
     for (int m : step_.mesh_dims) group_shape.push_back(context_.mesh().size(m));
-    Dims peer(group_shape.size(), 0), offset(s.before.size(), 0), shape = s.before;
+    if (std::optional<PackSchedule> even = even_parts(cuts, step_.after, s.before)) {
+      s.pack = std::move(even);
+      if (!multiplies()) return;
+      s.op = OpKind::kAllToAll;
+      return gather_factors(s);
+    }
+    s.op = OpKind::kReduceScatterV;
     PackSchedule& pack = s.pack.emplace(s.before);
+    Dims peer(group_shape.size(), 0), offset(s.before.size(), 0), shape = s.before;
     const int64_t num_peers = group_size();
     for (int64_t r = 0; r < num_peers; ++r) {
       int64_t rest = r;
@@ -227,13 +297,24 @@ class Step {
     }
     if (!multiplies()) return;
     s.op = OpKind::kAllToAllV;
+    s.out_counts.assign(num_peers, count(s.after));
     gather_factors(s);
   }
 
   void all_to_all(StepSchedule& s) const {
+    const Placement& leaving = step_.after[mesh_dim_];
+    const Placement& arriving = step_.before[mesh_dim_];
+    s.pack = parts(leaving, s.before);
+    s.unpack = parts(arriving, s.after);
+    s.op = OpKind::kAllToAll;
+    // Of the cuts, which are the same on all ranks; a rank that has nothing has equal parts of it.
+    if (is_even(leaving, s.before[leaving.dim()], num_ranks_) &&
+        is_even(arriving, s.after[arriving.dim()], num_ranks_)) {
+      return;
+    }
     s.op = OpKind::kAllToAllV;
-    s.pack = parts(step_.after[mesh_dim_], s.before, s.in_counts);
-    s.unpack = parts(step_.before[mesh_dim_], s.after, s.out_counts);
+    s.in_counts = counts(leaving, s.before);
+    s.out_counts = counts(arriving, s.after);
   }
 
   static void add_blocks(const std::vector<std::vector<ExchangeBlock>>& peers,
@@ -245,7 +326,29 @@ class Step {
     }
   }
 
+  // Of an exchange after which all have what each of them had: none asks who gets what.
+  bool gathers_all(const Layout& before, const Layout& after) const {
+    const auto moves = [&](int m) {
+      return std::find(step_.mesh_dims.begin(), step_.mesh_dims.end(), m) != step_.mesh_dims.end();
+    };
+    for (int m = 0; m < before.mesh_ndim(); ++m) {
+      if (!moves(m)) continue;
+      if (!before[m].is_shard() || !after[m].is_replicate()) return false;
+      // What else cuts the dimension cuts it first, and stays.
+      const auto cutting = before.shards_of(before[m].dim());
+      if (!std::is_partitioned(cutting.begin(), cutting.end(), std::not_fn(moves))) return false;
+    }
+    return true;
+  }
+
   void exchange(StepSchedule& s) const {
+    if (gathers_all(step_.before, step_.after)) {
+      if (auto even = even_parts(cuts_of(step_.before), step_.before, s.after)) {
+        s.op = OpKind::kAllGather;
+        s.unpack = std::move(even);
+        return;
+      }
+    }
     const ExchangePart part = exchange_part(step_.before, step_.after, step_.mesh_dims,
                                             context_.mesh().shape(), context_.coordinate(), sizes_);
     s.op = OpKind::kAllToAllV;
@@ -283,8 +386,7 @@ CollectiveTransfer packed(const RedistributeStep& step,
     schedule->pack->pack(transfer.input, buffer);
     transfer.input = buffer;
   }
-  if (schedule->multiplies) {
-    const auto factors = static_cast<int64_t>(schedule->out_counts.size());
+  if (const int64_t factors = schedule->factors; factors > 0) {
     transfer.output = at::empty({factors * count(schedule->after)}, local.options());
     transfer.unpack = [schedule = std::move(schedule), factors](const at::Tensor& flat) {
       Dims all = schedule->after;
@@ -352,6 +454,12 @@ TensorWork send(MeshContext& context, const CollectiveTransfer& transfer, std::s
   switch (transfer.op) {
     case OpKind::kAllReduce:
       return {context, comm.all_reduce(in, out, transfer.reduce_op, options), device};
+    case OpKind::kAllGather:
+      return {context, comm.all_gather(in, out, options), device};
+    case OpKind::kReduceScatter:
+      return {context, comm.reduce_scatter(in, out, transfer.reduce_op, options), device};
+    case OpKind::kAllToAll:
+      return {context, comm.all_to_all(in, out, options), device};
     case OpKind::kAllGatherV:
       return {context, comm.all_gather_v(in, out, transfer.out_counts, options), device};
     case OpKind::kReduceScatterV:
@@ -400,7 +508,7 @@ bool PlanRun::next(CollectiveTransfer* transfer) {
     std::shared_ptr<const StepSchedule> schedule = plan_->schedules[step_];
     if (schedule == nullptr || schedule->sizes != sizes_) {
       schedule = std::make_shared<const StepSchedule>(here.schedule());
-      if (here.group_size() <= kMaxKeptPeers) plan_->schedules[step_] = schedule;
+      if (schedule->bytes() <= kMaxKeptBytes) plan_->schedules[step_] = schedule;
     }
     *transfer = packed(step, std::move(schedule), local_);
     return true;

@@ -33,11 +33,12 @@ RedistributePlan searched_plan(const MeshContext& context, const Spec& from, con
 
 // What a tensor gives to one collective.
 struct CollectiveTransfer {
-  OpKind op = OpKind::kAllReduce;  // or kAllGatherV, kReduceScatterV, kAllToAllV
+  // Or kAllGather, kReduceScatter, kAllToAll; with a V where parts differ in size.
+  OpKind op = OpKind::kAllReduce;
   ReduceOp reduce_op = ReduceOp::kSum;
   std::vector<int> mesh_dims;
-  at::Tensor input;                 // contiguous; with in_counts: a part for each rank of the group
-  at::Tensor output;                // contiguous, to be filled; with out_counts: a part from each
+  at::Tensor input;                 // contiguous
+  at::Tensor output;                // contiguous, to be filled
   std::vector<int64_t> in_counts;   // kReduceScatterV, kAllToAllV
   std::vector<int64_t> out_counts;  // kAllGatherV, kAllToAllV
   // The local tensor from the filled output; null: that is it.

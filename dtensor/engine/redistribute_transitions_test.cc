@@ -131,8 +131,36 @@ std::vector<Transition> transitions(const std::vector<Layout>& layouts, size_t c
   return result;
 }
 
+// Those of equal parts count as the same of parts of any sizes, which is all that a plan says.
+Sent of_any_parts(Sent sent) {
+  const std::map<OpKind, OpKind> with_counts = {{OpKind::kAllGather, OpKind::kAllGatherV},
+                                                {OpKind::kReduceScatter, OpKind::kReduceScatterV},
+                                                {OpKind::kAllToAll, OpKind::kAllToAllV}};
+  for (auto& collective : sent) {
+    const auto found = with_counts.find(collective.op);
+    if (found != with_counts.end()) collective.op = found->second;
+  }
+  return sent;
+}
+
+// An exchange after which all ranks of the group have what each had, in equal parts.
+bool is_even_gather(const RedistributeStep& step, const Dims& mesh_shape, const Dims& sizes) {
+  Dims left = sizes;
+  for (int m : step.before.order()) {
+    const Placement& p = step.before[m];
+    const bool moves =
+        std::find(step.mesh_dims.begin(), step.mesh_dims.end(), m) != step.mesh_dims.end();
+    if (moves && !(p.is_plain_shard() && step.after[m].is_replicate())) return false;
+    if (!p.is_shard()) continue;
+    const Dims parts = cut_sizes(p, left[p.dim()], mesh_shape[m]);
+    if (moves && parts.size() != 1) return false;
+    left[p.dim()] = parts[0];
+  }
+  return true;
+}
+
 // The collectives that a plan issues, as ranks list them, with the planner's bytes.
-Sent planned(const RedistributePlan& plan) {
+Sent planned(const RedistributePlan& plan, const Dims& mesh_shape, const Dims& sizes) {
   Sent result;
   for (const RedistributeStep& step : plan.steps) {
     if (step.is_local()) continue;
@@ -141,7 +169,9 @@ Sent planned(const RedistributePlan& plan) {
                                             {StepKind::kReduceScatter, OpKind::kReduceScatterV},
                                             {StepKind::kAllToAll, OpKind::kAllToAllV},
                                             {StepKind::kExchange, OpKind::kAllToAllV}};
-    result.push_back({ops.at(step.kind), step.bytes});
+    const bool gathers =
+        step.kind == StepKind::kExchange && is_even_gather(step, mesh_shape, sizes);
+    result.push_back({gathers ? OpKind::kAllGatherV : ops.at(step.kind), step.bytes});
   }
   return result;
 }
@@ -162,9 +192,10 @@ void check_transitions(const Dims& mesh_shape, const Dims& sizes,
       const at::Tensor before = to_local(start).clone();
       sent.clear();
       const at::Tensor end = redistribute(start, to);
-      logs[mesh->rank().value].push_back(sent);
+      logs[mesh->rank().value].push_back(of_any_parts(sent));
       if (mesh->rank().value == 0) {
-        plans.push_back(planned(searched_plan(*context, *meta_of(start).spec, to)));
+        plans.push_back(
+            planned(searched_plan(*context, *meta_of(start).spec, to), mesh_shape, sizes));
       }
       EXPECT_EQ(layout_of(end), to);
       ASSERT_TRUE(holds(end, whole, mesh)) << explain(from, to, mesh) << ": " << to_local(end);

@@ -19,6 +19,12 @@ namespace {
 // In elements.
 int64_t sent_by(const GroupInfo& group, const Call& call) {
   switch (call.op) {
+    case OpKind::kAllGather:
+      return call.out.count - call.in.count;
+    case OpKind::kReduceScatter:
+      return call.in.count - call.out.count;
+    case OpKind::kAllToAll:
+      return call.in.count - call.in.count / group.size();
     case OpKind::kAllGatherV:
       return call.out.count - call.out_counts[(group.rank + 1) % group.size()];
     case OpKind::kReduceScatterV:

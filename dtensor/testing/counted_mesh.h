@@ -5,7 +5,7 @@
 //     sent.clear();
 //     redistribute(a, {Shard(1)});
 //   });
-//   sent[0];   // of rank 0: {{kAllToAllV, 16}}
+//   sent[0];   // of rank 0: {{kAllToAll, 16}}
 #pragma once
 
 #include <cstdint>

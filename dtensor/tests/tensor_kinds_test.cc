@@ -120,8 +120,8 @@ TEST(TensorKindsTest, Autocast) {
       {.tolerance = 0.04});
 }
 
-// What autocast has cast once is not cast again, and has gone with the scope: weights that have been
-// written since are cast anew.
+// What autocast casts is gone with its scope: weights that have been written since are cast anew. (How
+// often it casts within one does not show here: ranks that are threads keep nothing, see MeshContext.)
 TEST(TensorKindsTest, AutocastSeesWhatTheOptimizerWrites) {
   check_program(
       [](Trial& run) {

@@ -60,11 +60,12 @@ void check_gradient(size_t i, const at::Tensor& grad) {
   throw error;
 }
 
-// Multiplies them, and says whether all of them were finite. Kernels take one device and dtype.
-bool multiply(const std::vector<at::Tensor>& parts, double factor) {
-  bool is_finite = true;
+// Multiplies them. For each of their devices a number there, above 0 if one of them was not finite:
+// nobody has waited for it.
+std::vector<at::Tensor> multiply(const std::vector<at::Tensor>& parts, double factor) {
+  std::vector<at::Tensor> each_found;
   std::vector<at::Tensor> rest = parts;
-  while (!rest.empty()) {
+  while (!rest.empty()) {  // kernels take one device and dtype
     const auto alike = [&, first = rest[0]](const at::Tensor& t) {
       return t.device() == first.device() && t.scalar_type() == first.scalar_type();
     };
@@ -72,11 +73,19 @@ bool multiply(const std::vector<at::Tensor>& parts, double factor) {
     const std::vector<at::Tensor> batch(rest.begin(), others);
     rest.erase(rest.begin(), others);
     const at::TensorOptions options = at::TensorOptions(at::kFloat).device(batch[0].device());
-    at::Tensor found = at::zeros({1}, options);
-    at::_amp_foreach_non_finite_check_and_unscale_(batch, found, at::full({1}, factor, options));
-    is_finite = is_finite && found.item<float>() == 0;
+    const auto is_there = [&](const at::Tensor& t) { return t.device() == batch[0].device(); };
+    auto found = std::find_if(each_found.begin(), each_found.end(), is_there);
+    if (found == each_found.end()) found = each_found.insert(found, at::zeros({1}, options));
+    // It sets what it finds, and takes nothing back.
+    at::_amp_foreach_non_finite_check_and_unscale_(batch, *found, at::full({1}, factor, options));
   }
-  return is_finite;
+  return each_found;
+}
+
+// One read of each device.
+bool are_finite(const std::vector<at::Tensor>& each_found) {
+  return std::all_of(each_found.begin(), each_found.end(),
+                     [](const at::Tensor& found) { return found.item<float>() == 0; });
 }
 
 // What a rank knows of its gradients; the largest counts.
@@ -168,7 +177,7 @@ bool GradScaler::unscale(const std::vector<at::Tensor>& parameters, std::source_
       if (part.numel() > 0) parts.push_back(std::move(part));
     }
     // By one, which leaves them as they are: nothing is divided before all ranks can.
-    if (!multiply(parts, 1)) found = Found::kNotFinite;
+    if (!are_finite(multiply(parts, 1))) found = Found::kNotFinite;
   } catch (...) {
     error = std::current_exception();
     found = Found::kRefused;

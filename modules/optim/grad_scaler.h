@@ -46,7 +46,8 @@ class GradScaler {
   //
   // Collective over the meshes of the parameters: of all gradients on a mesh one all-reduce of one
   // number. (With several meshes, which are then to have the same ranks, one more for each but the
-  // last.) Throws Error on all ranks if it does on one (FailedPrecondition): for a parameter that has
+  // last.) The host waits for its device once, however many gradients of whatever types there are.
+  // Throws Error on all ranks if it does on one (FailedPrecondition): for a parameter that has
   // been unscaled since the last update(), for a gradient that is still to be synchronized, and for
   // a sparse one. Nothing is changed then.
   bool unscale(const std::vector<at::Tensor>& parameters,
