@@ -57,9 +57,11 @@ const std::vector<Call>& calls() {
        [](const std::vector<Tensor>& t) {
          return std::vector<IValue>{t[0], std::vector<int64_t>{512}, t[1], t[2], 1e-5};
        }},
-      {"aten::_softmax",
+      {"aten::sum.dim_IntList",
        {{{16, 256, 512}}},
-       [](const std::vector<Tensor>& t) { return std::vector<IValue>{t[0], 2, false}; }},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<IValue>{t[0], std::vector<int64_t>{2}};
+       }},
       {"aten::view",
        {{{16, 256, 512}}},
        [](const std::vector<Tensor>& t) {
