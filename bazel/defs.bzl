@@ -19,6 +19,7 @@ They put the language version, the warnings, the include prefix and the linking 
     )
 """
 
+load("//bazel:cc_interface.bzl", "cc_interface")
 load("//bazel:together.bzl", "together")
 
 _COPTS = [
@@ -132,6 +133,7 @@ def shardweave_cc_library(
         srcs = [],
         hdrs = [],
         deps = [],
+        implementation_deps = [],
         copts = [],
         together = 1,
         visibility = ["//visibility:private"],
@@ -146,6 +148,7 @@ def shardweave_cc_library(
       srcs: sources, and headers for them alone.
       hdrs: public headers.
       deps: what it uses. Who includes LibTorch's headers names "@libtorch".
+      implementation_deps: what only its sources use: who depends on the library alone cannot include headers of these.
       copts: more compiler options for this target only.
       together: how many sources are compiled as one; see together.bzl.
       visibility: who may depend on it; private unless said.
@@ -155,17 +158,45 @@ def shardweave_cc_library(
     testonly = kwargs.get("testonly", False)
     precompiled = _precompiled(deps, "libtorch_test_pch" if testonly else "libtorch_pch")
     compiled = _compiled_together(name, srcs, together, testonly)
-    native.cc_library(
-        name = name,
-        srcs = compiled.srcs,
+    all_copts = precompiled.copts + compiled.copts + (TEST_COPTS if testonly else []) + copts
+    headers = dict(
         hdrs = hdrs,
-        copts = precompiled.copts + compiled.copts + (TEST_COPTS if testonly else []) + copts,
-        deps = precompiled.deps,
         include_prefix = "shardweave/" + package if hdrs else None,
         strip_include_prefix = "/" + package if hdrs else None,
+    )
+    if not implementation_deps:
+        native.cc_library(
+            name = name,
+            srcs = compiled.srcs,
+            copts = all_copts,
+            deps = precompiled.deps,
+            linkstatic = True,
+            visibility = visibility,
+            **dict(headers, **kwargs)
+        )
+        return
+    native.cc_library(
+        name = name + "_headers",
+        deps = deps,
+        # clang-tidy sees them where the sources include them.
+        tags = ["headers_of_sources"],
+        testonly = testonly,
+        **headers
+    )
+    native.cc_library(
+        name = name + "_compiled",
+        srcs = compiled.srcs,
+        copts = all_copts,
+        deps = [":" + name + "_headers"] + precompiled.deps + implementation_deps,
         linkstatic = True,
-        visibility = visibility,
         **kwargs
+    )
+    cc_interface(
+        name = name,
+        headers = ":" + name + "_headers",
+        testonly = testonly,
+        visibility = visibility,
+        deps = [":" + name + "_compiled"],
     )
 
 def shardweave_cc_binary(name, srcs = [], deps = [], copts = [], together = 1, **kwargs):

@@ -101,7 +101,9 @@ const std::vector<Function> kFunctions = {
     F(swv_mesh_unflatten), F(swv_mesh_ndim), F(swv_mesh_size), F(swv_mesh_shape),
     F(swv_mesh_dim_name), F(swv_mesh_find_dim), F(swv_mesh_coordinate), F(swv_mesh_ranks),
     F(swv_mesh_comm), F(swv_mesh_connect), F(swv_mesh_to_string), F(swv_mesh_equal),
-    F(swv_mesh_forbid_communication), F(swv_mesh_set_cost_model), F(swv_mesh_set_cost_model_from_json), F(swv_mesh_cost_model), F(swv_mesh_add_rule), F(swv_layout_create), F(swv_layout_parse),
+    F(swv_mesh_forbid_communication), F(swv_mesh_set_cost_model), F(swv_mesh_set_cost_model_from_json),
+    F(swv_mesh_measure_cost_model), F(swv_mesh_cost_model), F(swv_mesh_add_rule),
+    F(swv_layout_create), F(swv_layout_parse),
     F(swv_layout_create_named), F(swv_layout_to_string), F(swv_layout_mesh_ndim),
     F(swv_layout_placement), F(swv_layout_equal), F(swv_layout_local_extent), F(swv_layout_plan),
     F(swv_tensor_empty), F(swv_tensor_zeros), F(swv_tensor_ones), F(swv_tensor_full),
@@ -511,6 +513,12 @@ TEST_F(BadInputTest, CostModels) {
   expect_fails(set(dims), SWV_CODE_INVALID_ARGUMENT, "argument 'device' has struct_size 1");
   expect_fails(swv_mesh_cost_model(mesh_, links.data(), dims, &dims, &device),
                SWV_CODE_INVALID_ARGUMENT, "argument 'out_device' has struct_size 1");
+  expect_fails(swv_mesh_measure_cost_model(mesh_, nullptr), SWV_CODE_INVALID_ARGUMENT,
+               "argument 'out_json' is NULL");
+  swv_string* text = nullptr;
+  expect_fails(swv_mesh_measure_cost_model(nullptr, &text), SWV_CODE_INVALID_ARGUMENT,
+               "argument 'mesh' is NULL");
+  EXPECT_EQ(text, nullptr);
   expect_fails(swv_mesh_set_cost_model_from_json(mesh_, "{"), SWV_CODE_INVALID_ARGUMENT,
                "is no object with");
   expect_fails(swv_mesh_set_cost_model_from_json(mesh_, "\xff"), SWV_CODE_INVALID_ARGUMENT,

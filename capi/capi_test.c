@@ -641,6 +641,7 @@ static void test_cost_model(swv_world* world) {
   size_t count;
   int32_t rank;
   swv_world* counting;
+  swv_string* text;
   CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, &got_device));
   CHECK(count == 2 && got[1].bandwidth == 5e9 && got_device.flops == 5e10);
   device.flops = 4e14;
@@ -662,6 +663,18 @@ static void test_cost_model(swv_world* world) {
               rank == 2 ? "has 1 links" : "were not given the same cost model");
   CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, NULL));
   CHECK(got[0].bandwidth == 7);
+
+  /* Measured: nothing is set by it, and all ranks have the same to set. */
+  CHECK_OK(swv_mesh_measure_cost_model(mesh, &text));
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, &got_device));
+  CHECK(got[0].bandwidth == 7 && got_device.flops == 9);
+  CHECK_OK(swv_mesh_set_cost_model_from_json(mesh, swv_string_data(text)));
+  CHECK_OK(swv_mesh_cost_model(mesh, got, 2, &count, &got_device));
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK(got[i].latency >= 0 && got[i].latency < 1 && got[i].bandwidth > 1e5);
+  }
+  CHECK(got_device.flops > 1e6 && got_device.bandwidth > 1e6);
+  swv_string_free(text);
   swv_mesh_free(mesh);
 
   /* Where the others are not there. */

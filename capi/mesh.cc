@@ -215,6 +215,13 @@ swv_status* swv_mesh_set_cost_model_from_json(swv_mesh* mesh, const char* text) 
   });
 }
 
+swv_status* swv_mesh_measure_cost_model(const swv_mesh* mesh, swv_string** out_json) {
+  return guarded(__func__, out_json, "out_json", [&] {
+    const shardweave::MeshPtr& m = mesh_ptr(mesh);
+    return new_string(cost_model_to_json(shardweave::measure_cost_model(m), m->mesh()));
+  });
+}
+
 swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links, size_t capacity,
                                 size_t* out_count, swv_device_cost* out_device) {
   return guarded(__func__, [&] {

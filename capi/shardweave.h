@@ -694,9 +694,19 @@ typedef struct swv_device_cost {
 SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model(swv_mesh* mesh, const swv_link_cost* links,
                                                          size_t num_links,
                                                          const swv_device_cost* device);
-/* The same from JSON, as //tools:measure_cost_model prints it. */
+/* The same from JSON, as swv_mesh_measure_cost_model gives it and //tools:measure_cost_model prints
+ * it. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_set_cost_model_from_json(swv_mesh* mesh,
                                                                    const char* text);
+/* What they are here and now, the same text on every rank: each link by collectives of a few bytes and
+ * of many, the device by a matrix product and a copy, medians of the slowest rank. Nothing is set: give
+ * the text to swv_mesh_set_cost_model_from_json, and keep it for the runs that follow.
+ *   {"links": {"dp": {"latency": 3e-5, "bandwidth": 2e10}, "tp": {...}},
+ *    "device": {"flops": 4e14, "bandwidth": 3e12}}
+ * Of the host: its memory and its processor, whatever GPUs there are, whose costs are to be set. All
+ * ranks compute and send at once, as they do in training. A second or two. COLLECTIVE. */
+SWV_API SWV_MUST_USE swv_status* swv_mesh_measure_cost_model(const swv_mesh* mesh,
+                                                             swv_string** out_json);
 /* out_device may be NULL. */
 SWV_API SWV_MUST_USE swv_status* swv_mesh_cost_model(const swv_mesh* mesh, swv_link_cost* links,
                                                      size_t capacity, size_t* out_count,

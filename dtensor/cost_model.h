@@ -6,7 +6,8 @@
 //   model.device = {.flops = 4e14, .bandwidth = 3e12};
 //   set_cost_model(mesh, model);
 //
-// Or as //tools:measure_cost_model has measured it once (`text` is its output):
+// Or as it was measured once (`text` is what //tools:measure_cost_model --json has printed, or what
+// cost_model_to_json() made of a measured one):
 //
 //   set_cost_model(mesh, cost_model_from_json(text, mesh->mesh()));
 //
@@ -38,6 +39,9 @@ void set_cost_model(const MeshPtr& mesh, const absl::StatusOr<CostModel>& model,
 // What it is here and now, the same on every rank, to be set: each link by all-reduces and all-gathers
 // of a few bytes and of many, the device by a matrix product and a copy, medians of the slowest rank.
 // All ranks compute and send at once, as they do in training. A second or two. COLLECTIVE.
+//
+// Of the HOST: the links as memory of the CPU goes (with backend "nccl" that is Gloo), the device is
+// the CPU. For training on GPUs these are the wrong numbers, whatever the mesh is for: set the GPUs'.
 CostModel measure_cost_model(const MeshPtr& mesh);
 
 // {"links": {"dp": {"latency": 3e-5, "bandwidth": 2e10}, "tp": {...}},

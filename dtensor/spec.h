@@ -1,8 +1,8 @@
 // A Spec describes one sharded tensor completely: its mesh, its layout, its global shape, strides,
 // dtype and device.
 //
-//   SpecRef spec = context.intern(layout, {7, 5}, {5, 1}, at::kFloat, at::kCPU);
-//   spec->local_sizes;                        // of this rank
+//   const SpecRef& spec = call.input("self").spec;   // in a sharding rule (rule.h)
+//   spec->local_sizes;                               // of this rank
 //
 // Specs are interned per mesh and rank: equal specs are the same object, so that comparing and
 // hashing one costs a pointer. Immutable; shared by tensors and cache entries.

@@ -260,8 +260,10 @@ void Fuzzer::backends() {
     std::fprintf(stderr, "fuzz: %d backends were not dropped, or twice\n", live);
     std::abort();
   }
-  // Rendezvous, which is slow.
+  // Measuring and rendezvous, which are slow.
   if (!alone_ || !one_in(20)) return;
+  swv_string* json = nullptr;
+  if (one_in(3)) drop(swv_mesh_measure_cost_model(pick(meshes_), &json), &json);
   world = nullptr;
   if (done(swv_world_from_environment(sized(options), &world))) swv_world_free(world);
   const std::string file = folder_ + "/store" + std::to_string(chance_.word());

@@ -28,7 +28,6 @@
 #include "shardweave/dtensor/cost_model.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/dtensor.h"
-#include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/dtensor/gradient_hook.h"
@@ -452,8 +451,8 @@ void distribute(const Model& model, const MeshPtr& mesh, at::Tensor loss,
   optimizer.step();
 }
 
-void spec(dtensor_internal::MeshContext& context, const Layout& layout) {
-  SpecRef spec = context.intern(layout, {7, 5}, {5, 1}, at::kFloat, at::kCPU);
+void spec(const OpCall& call) {
+  const SpecRef& spec = call.input("self").spec;
   spec->local_sizes;
 }
 

@@ -15,10 +15,17 @@ prefix=$folder/prefix
 say() { printf '\n== %s\n' "$*"; }
 unset LD_LIBRARY_PATH
 
-say "every header that a header includes is there"
-grep -rhoE '^#include "[^"]+"' --include='*.h' "$prefix/include/shardweave"/{comm,dtensor,mesh,modules,placement} |
-  cut -d'"' -f2 | sort -u >"$folder/included"
 parts=$prefix/include/shardweave/third_party
+ours=("$prefix/include/shardweave"/{comm,dtensor,mesh,modules,placement})
+
+say "headers of internals are not there"
+for room in dtensor/{cuda,engine,rules,testing}; do
+  if [[ -e $prefix/include/shardweave/$room ]]; then echo "$room is there"; exit 1; fi
+done
+if grep -rl 'Internal to' --include='*.h' "${ours[@]}"; then exit 1; fi
+
+say "every header that a header includes is there"
+grep -rhoE '^#include "[^"]+"' --include='*.h' "${ours[@]}" | cut -d'"' -f2 | sort -u >"$folder/included"
 while read -r header; do
   for place in "$prefix/include" "$parts/absl" "$parts/libtorch" "$parts/libtorch/torch/csrc/api/include"; do
     [[ -e $place/$header ]] && continue 2
@@ -37,6 +44,25 @@ if command -v pkg-config >/dev/null; then flags=$(pkg-config --cflags --libs sha
 c++ -O1 -Wall -Wextra -Werror "$snippet" $flags -o "$folder/snippet"
 "$folder/snippet" | tee "$folder/steps" | tail -1
 awk '$1 == "step" { last = $3; if (n++ == 0) first = $3 } END { exit !(n == 50 && last < first) }' "$folder/steps"
+
+say "every header compiles on its own"
+# Without LibTorch at first: what does not need it is seen alone. LibTorch's own headers take up to ten seconds each time, so
+# those that include them are one file, in their order and in the opposite one.
+find "${ours[@]}" -name '*.h' | sort >"$folder/headers"
+alone() {
+  if c++ -std=c++20 -fsyntax-only -Wall -Wextra -Wno-missing-field-initializers -Werror -I"$2/include" \
+    -isystem "$2/include/shardweave/third_party/absl" -x c++ -include "$1" /dev/null 2>"$3/${1//\//-}.errors"; then return; fi
+  if ! grep -qE 'fatal error: (ATen|c10|torch)/' "$3/${1//\//-}.errors"; then cat "$3/${1//\//-}.errors"; return 255; fi
+  echo "$1"
+}
+export -f alone
+xargs -P2 -I{} bash -c 'alone "$@"' alone {} "$prefix" "$folder" <"$folder/headers" >"$folder/see_libtorch" ||
+  { cat "$folder/see_libtorch"; exit 1; }
+echo "$(wc -l <"$folder/headers") headers, of which $(wc -l <"$folder/see_libtorch") include LibTorch's"
+for order in sort "sort -r"; do
+  $order "$folder/see_libtorch" | sed 's/.*/#include "&"/' |
+    c++ -fsyntax-only -Wall -Wextra -Wno-missing-field-initializers -Werror $flags -x c++ -
+done
 
 say "nothing leads to where it was built"
 if readelf -d "$prefix/lib/libshardweave_cpp.so" | grep -E 'R(UN)?PATH.*(\[|:)/'; then exit 1; fi

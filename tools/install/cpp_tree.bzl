@@ -19,11 +19,16 @@ def _cpp_tree_impl(ctx):
         for header in headers.to_list()
         if "/_virtual_includes/" in header.short_path and not header.short_path.startswith("../")
     ]
+    names = ctx.actions.declare_file(ctx.label.name + ".headers")
+    ctx.actions.write(names, "".join(["%s\n" % file.short_path.split("/_virtual_includes/")[1].split("/", 1)[1] for file in files]))
     files += [archive for archive in _archives(ctx.attr.deps) if not archive.short_path.startswith("../")]
 
     # By themselves they would not come: a cc_library among `data` brings along no archive.
     files += _archives(ctx.attr.external_deps)
-    return [DefaultInfo(files = depset(files), runfiles = ctx.runfiles(files = files))]
+    return [
+        DefaultInfo(files = depset(files), runfiles = ctx.runfiles(files = files)),
+        OutputGroupInfo(header_names = depset([names])),
+    ]
 
 cpp_tree = rule(
     implementation = _cpp_tree_impl,
@@ -32,5 +37,6 @@ cpp_tree = rule(
         "external_deps": attr.label_list(providers = [CcInfo]),
     },
     doc = "The headers of `deps` and of what they depend on in this repository, and the archives of all of them; " +
-          "of `external_deps`, in other repositories, the archives only.",
+          "of `external_deps`, in other repositories, the archives only. The output group header_names: " +
+          "a file that names the headers.",
 )

@@ -179,8 +179,6 @@ def compiled(root):
         for name in names:
             path = os.path.join(where, name)
             _, _, included = path.partition("/_virtual_includes/")
-            if included.partition("/")[0].endswith("internal_headers"):
-                continue  # of sources, not of users
             if included:
                 headers[included.partition("/")[2]] = path
             elif name.endswith((".a", ".lo")):

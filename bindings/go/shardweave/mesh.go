@@ -241,7 +241,16 @@ func (m *Mesh) SetCostModel(model CostModel) error {
 	return do(func(*rank) error { return c.MeshSetCostModel(m.handle, links, device) }, m)
 }
 
-// SetCostModelFromJSON is SetCostModel for what //tools:measure_cost_model has printed.
+// MeasureCostModel is what communication and computation cost here and now, the same text on every rank:
+// links by collectives of a few bytes and of many, the device by a matrix product and a copy, medians of
+// the slowest rank. Nothing is set by it: SetCostModelFromJSON takes the text, which a program keeps for
+// the runs that follow. Of the host: its memory and its processor, whatever GPUs there are, whose costs are
+// to be set. A second or two. Collective.
+func (m *Mesh) MeasureCostModel() (string, error) {
+	return ask(func(*rank) (string, error) { return c.MeshMeasureCostModel(m.handle) }, m)
+}
+
+// SetCostModelFromJSON is SetCostModel for what MeasureCostModel has measured.
 func (m *Mesh) SetCostModelFromJSON(text string) error {
 	return do(func(*rank) error { return c.MeshSetCostModelFromJSON(m.handle, text) }, m)
 }

@@ -620,7 +620,17 @@ func TestCostModels(t *testing.T) {
 		if err := m.SetCostModel(other); !errors.Is(err, sw.InvalidArgument) || !strings.Contains(err.Error(), "Mesh.SetCostModel: ranks 0 and 3 of ") {
 			return fmt.Errorf("%v", err)
 		}
+		measured, err := m.MeasureCostModel()
+		if err != nil {
+			return err
+		}
 		if got, err := m.CostModel(); err != nil || got.Links[0].Bandwidth != 7 || got.Device.Flops != 9 {
+			return fmt.Errorf("%+v, %v", got, err)
+		}
+		if err := m.SetCostModelFromJSON(measured); err != nil {
+			return err
+		}
+		if got, err := m.CostModel(); err != nil || got.Links[0].Bandwidth < 1e5 || got.Device.Flops < 1e6 {
 			return fmt.Errorf("%+v, %v", got, err)
 		}
 		return nil

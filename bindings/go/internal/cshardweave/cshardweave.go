@@ -590,6 +590,15 @@ func MeshCostModel(m Mesh, dims int) (links [][2]float64, device [2]float64, err
 	return links, [2]float64{float64(cost[0]), float64(cost[1])}, err
 }
 
+// MeshMeasureCostModel: JSON.
+func MeshMeasureCostModel(m Mesh) (string, error) {
+	var out *C.swv_string
+	if err := result(C.swv_mesh_measure_cost_model(m, &out)); err != nil {
+		return "", err
+	}
+	return text(out), nil
+}
+
 func MeshAddRule(m Mesh, name string, ways []string) error {
 	if err := checkText("the operator's name", name); err != nil {
 		return err

@@ -873,10 +873,18 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " The same from JSON, as //tools:measure_cost_model prints it."]
+    #[doc = " The same from JSON, as swv_mesh_measure_cost_model gives it and //tools:measure_cost_model prints\n it."]
     pub fn swv_mesh_set_cost_model_from_json(
         mesh: *mut swv_mesh,
         text: *const ::std::os::raw::c_char,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
+    #[doc = " What they are here and now, the same text on every rank: each link by collectives of a few bytes and\n of many, the device by a matrix product and a copy, medians of the slowest rank. Nothing is set: give\n the text to swv_mesh_set_cost_model_from_json, and keep it for the runs that follow.\n   {\"links\": {\"dp\": {\"latency\": 3e-5, \"bandwidth\": 2e10}, \"tp\": {...}},\n    \"device\": {\"flops\": 4e14, \"bandwidth\": 3e12}}\n Of the host: its memory and its processor, whatever GPUs there are, whose costs are to be set. All\n ranks compute and send at once, as they do in training. A second or two. COLLECTIVE."]
+    pub fn swv_mesh_measure_cost_model(
+        mesh: *const swv_mesh,
+        out_json: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
 extern "C" {

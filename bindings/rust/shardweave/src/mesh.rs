@@ -346,11 +346,31 @@ impl Mesh {
         call!(swv_mesh_set_cost_model(self.as_ptr(), links.as_ptr(), links.len(), &device))
     }
 
-    /// The same from JSON, as `//tools:measure_cost_model` prints it.
+    /// The same from JSON, as [`measure_cost_model`](Mesh::measure_cost_model) gives it.
     pub fn set_cost_model_from_json(&self, text: &str) -> Result<()> {
         // The library refuses it on every rank; an error here would leave the others waiting.
         let text = CString::new(text).unwrap_or_default();
         call!(swv_mesh_set_cost_model_from_json(self.as_ptr(), text.as_ptr()))
+    }
+
+    /// What communication and computation cost here and now, the same text on every rank: links by
+    /// collectives of a few bytes and of many, the device by a matrix product and a copy, medians of
+    /// the slowest rank. Nothing is set by it; a program keeps the text for the runs that follow.
+    ///
+    /// Of the host: its memory and its processor, whatever GPUs there are, whose costs are to be set.
+    /// A second or two. Collective.
+    ///
+    /// ```
+    /// use shardweave::World;
+    /// World::threads(2).run(|world| {
+    ///     let mesh = world.device_mesh(&[("x", 2)])?;
+    ///     let text = mesh.measure_cost_model()?; // {"links": {"x": {"latency": ...
+    ///     mesh.set_cost_model_from_json(&text)
+    /// })?;
+    /// # Ok::<(), shardweave::Error>(())
+    /// ```
+    pub fn measure_cost_model(&self) -> Result<String> {
+        text!(swv_mesh_measure_cost_model(self.as_ptr()))
     }
 
     /// Until the scope ends, operators on this mesh's tensors that would communicate by themselves

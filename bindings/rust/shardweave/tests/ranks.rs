@@ -607,6 +607,13 @@ fn cost_models_are_the_same_on_all_ranks() {
             assert_eq!(error.code(), Code::InvalidArgument);
             assert!(error.message().starts_with("Mesh::set_cost_model: ranks 0 and 3"), "{error}");
             assert_eq!(mesh.cost_model()?.links, links);
+            let measured = mesh.measure_cost_model()?;
+            assert_eq!(mesh.cost_model()?.links, links);
+            mesh.set_cost_model_from_json(&measured)?;
+            let model = mesh.cost_model()?;
+            assert_ne!(model.links, links);
+            assert!(model.links.iter().all(|link| link.bandwidth > 1e5), "{measured}");
+            assert!(model.device.flops > 1e6, "{measured}");
             Ok(())
         })
         .unwrap();
