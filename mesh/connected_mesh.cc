@@ -69,9 +69,9 @@ struct ConnectedMesh::Pool : std::enable_shared_from_this<Pool> {
     const auto found = by_dims.find(key);
     return found == by_dims.end() ? nullptr : found->second;
   }
-  void keep(OfMesh key, std::shared_ptr<Communicator> communicator) {
+  void keep(const OfMesh& key, std::shared_ptr<Communicator> communicator) {
     std::lock_guard lock(mutex);
-    by_dims.emplace(std::move(key), std::move(communicator));
+    by_dims.emplace(key, std::move(communicator));
   }
 
   const std::shared_ptr<Communicator> world;
@@ -131,7 +131,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> ConnectedMesh::communicator(int di
 
 absl::StatusOr<std::shared_ptr<Communicator>> ConnectedMesh::communicator(
     absl::Span<const int> dims) {
-  Pool::OfMesh key{this, {dims.begin(), dims.end()}};
+  const Pool::OfMesh key{this, {dims.begin(), dims.end()}};
   if (std::shared_ptr<Communicator> made = pool_->find(key); made != nullptr) return made;
   std::vector<std::string> names;
   for (int dim : dims) {
@@ -145,7 +145,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> ConnectedMesh::communicator(
   if (!group.ok()) return group.status();
   absl::StatusOr<std::shared_ptr<Communicator>> made =
       pool_->get({absl::StrJoin(names, "_"), group->ranks()});
-  if (made.ok()) pool_->keep(std::move(key), *made);
+  if (made.ok()) pool_->keep(key, *made);
   return made;
 }
 
