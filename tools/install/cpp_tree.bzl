@@ -40,3 +40,14 @@ cpp_tree = rule(
           "of `external_deps`, in other repositories, the archives only. The output group header_names: " +
           "a file that names the headers.",
 )
+
+def _cpp_header_names_impl(ctx):
+    # Without the run files of the tree, which are all of its libraries.
+    names = ctx.attr.tree[OutputGroupInfo].header_names
+    return [DefaultInfo(files = names, runfiles = ctx.runfiles(transitive_files = names))]
+
+cpp_header_names = rule(
+    implementation = _cpp_header_names_impl,
+    attrs = {"tree": attr.label(mandatory = True, doc = "A cpp_tree.")},
+    doc = "A file that names the headers of a tree, as they are included.",
+)
