@@ -168,6 +168,46 @@ class PendingWorks : public PendingWork {
   const std::vector<Work> works_;
 };
 
+// Counts of a collective that has them, for as long as it starts.
+struct Counts {
+  std::vector<int64_t> in, out;
+};
+
+// A backend without a collective of equal parts, and with that of parts that differ, does it so.
+void use_form_with_counts(const Backend& backend, Call& call, Counts& counts) {
+  const size_t size = backend.group().size();
+  const auto become = [&](OpKind op) {
+    if (!backend.implements(op)) return false;
+    call.op = op;
+    return true;
+  };
+  switch (call.op) {
+    case OpKind::kAllGather:
+      if (!become(OpKind::kAllGatherV)) return;
+      counts.out.assign(size, call.in.count);
+      break;
+    case OpKind::kReduceScatter:
+      if (!become(OpKind::kReduceScatterV)) return;
+      counts.in.assign(size, call.out.count);
+      break;
+    case OpKind::kAllToAll:
+      if (!become(OpKind::kAllToAllV)) return;
+      counts.in.assign(size, call.in.count / static_cast<int64_t>(size));
+      counts.out = counts.in;
+      break;
+    case OpKind::kScatter:
+      if (!become(OpKind::kAllToAllV)) return;
+      counts.in.assign(size, backend.group().rank == call.peer ? call.out.count : 0);
+      counts.out.assign(size, 0);
+      counts.out[call.peer] = call.out.count;
+      break;
+    default:
+      return;
+  }
+  call.in_counts = counts.in;
+  call.out_counts = counts.out;
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> Communicator::create(std::unique_ptr<Backend> backend,
@@ -348,6 +388,8 @@ Work Communicator::barrier(const CallOptions& options) {
 }
 
 Work Communicator::issue(Call& call, absl::Status valid, const CallOptions& options) {
+  Counts counts;
+  if (valid.ok() && !backend_->implements(call.op)) use_form_with_counts(*backend_, call, counts);
   const bool native = backend_->implements(call.op);
   if (!native && !can_compose(*backend_, call)) {
     valid.Update(absl::UnimplementedError(str_cat("not by backend ", backend_->name())));

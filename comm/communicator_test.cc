@@ -1,6 +1,10 @@
 // What Communicator itself does, whatever the backend; the rest is in the conformance suite.
 #include "shardweave/comm/communicator.h"
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "gtest/gtest.h"
 
 namespace shardweave {
@@ -9,6 +13,7 @@ namespace {
 struct Seen {
   std::vector<std::string> calls;  // in order
   std::vector<absl::Status> aborts;
+  std::vector<int64_t> in_counts, out_counts;  // of the last call
 };
 
 // One rank of a group of two, without the other.
@@ -21,10 +26,12 @@ class FakeBackend : public Backend {
 
   std::string_view name() const override { return "fake"; }
   bool implements(OpKind op) const override {
-    return op == OpKind::kAllReduce || (can_send_ && is_point_to_point(op));
+    return op == OpKind::kAllReduce || (can_send_ && is_point_to_point(op)) || op == also_;
   }
   absl::StatusOr<Ticket> start(const Call& call) override {
     seen_->calls.push_back(to_string(call));
+    seen_->in_counts.assign(call.in_counts.begin(), call.in_counts.end());
+    seen_->out_counts.assign(call.out_counts.begin(), call.out_counts.end());
     if (call.tag == "fails") return absl::UnavailableError("rank 1 is gone");
     return call.tag == "pending" ? 5 : kDone;
   }
@@ -41,6 +48,7 @@ class FakeBackend : public Backend {
   void abort(const absl::Status& reason) override { seen_->aborts.push_back(reason); }
 
   bool done_ = false;
+  std::optional<OpKind> also_;
 
  private:
   const std::shared_ptr<Seen> seen_;
@@ -107,6 +115,40 @@ TEST_F(CommunicatorTest, ARankThatBlocksOnItselfIsToldAtOnce) {
   refused(comm->recv(b, 0, 3, blocking), "message tag 3");
   EXPECT_EQ(seen->calls.size(), 4u);
   EXPECT_TRUE(comm->send(b, 1, 3, blocking).wait().ok()) << "another rank may come";
+}
+
+// A backend may have only the collectives of parts that differ; equal ones do not differ.
+TEST_F(CommunicatorTest, EqualPartsGoByTheFormWithCounts) {
+  using Counts = std::vector<int64_t>;
+  std::vector<float> two(2), four(4), received(4);
+  const Buffer part = Buffer::of(two.data(), 2), all = Buffer::of(four.data(), 4);
+  const Buffer parts = Buffer::of(received.data(), 4);
+  // What the backend was asked for.
+  const auto asked = [&](Work work) {
+    EXPECT_TRUE(work.wait().ok()) << work.wait();
+    return seen->calls.back().substr(0, seen->calls.back().find('('));
+  };
+  backend->also_ = OpKind::kAllGatherV;
+  EXPECT_EQ(asked(comm->all_gather(part, all)), "all_gather_v");
+  EXPECT_EQ(seen->in_counts, Counts());
+  EXPECT_EQ(seen->out_counts, (Counts{2, 2}));
+  backend->also_ = OpKind::kReduceScatterV;
+  EXPECT_EQ(asked(comm->reduce_scatter(all, part, ReduceOp::kSum)), "reduce_scatter_v");
+  EXPECT_EQ(seen->in_counts, (Counts{2, 2}));
+  EXPECT_EQ(seen->out_counts, Counts());
+  backend->also_ = OpKind::kAllToAllV;
+  EXPECT_EQ(asked(comm->all_to_all(all, parts)), "all_to_all_v");
+  EXPECT_EQ(seen->in_counts, (Counts{2, 2}));
+  EXPECT_EQ(seen->out_counts, (Counts{2, 2}));
+  EXPECT_EQ(asked(comm->scatter(all, part, /*root=*/0)), "all_to_all_v");
+  EXPECT_EQ(seen->in_counts, (Counts{2, 2}));
+  EXPECT_EQ(seen->out_counts, (Counts{2, 0}));
+  EXPECT_EQ(asked(comm->scatter(all, part, /*root=*/1)), "all_to_all_v");
+  EXPECT_EQ(seen->in_counts, (Counts{0, 0}));
+  EXPECT_EQ(seen->out_counts, (Counts{0, 2}));
+  backend->also_ = OpKind::kAllGather;
+  EXPECT_EQ(asked(comm->all_gather(part, all)), "all_gather");
+  EXPECT_EQ(seen->out_counts, Counts());
 }
 
 TEST_F(CommunicatorTest, DoneFindsErrorsToo) {

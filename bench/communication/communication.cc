@@ -233,5 +233,9 @@ int run() {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
+  if (absl::GetFlag(FLAGS_max_cpu_ratio) > 0 && !absl::GetFlag(FLAGS_cpu)) {
+    std::fprintf(stderr, "--max_cpu_ratio wants --cpu, which measures it\n");
+    return 2;
+  }
   return communication_bench::run();
 }

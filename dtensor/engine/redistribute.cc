@@ -44,7 +44,9 @@ constexpr int64_t kMaxKeptBytes = 1 << 19;
 
 // Every rank gets an equal part, which lies in each in the same way.
 bool is_even(const Placement& p, int64_t size, int64_t num_ranks) {
-  return p.kind() != PlacementKind::kRaggedShard && size % (num_ranks * p.split_factor()) == 0;
+  // (Not by their product, which may be larger than any number.)
+  return p.kind() != PlacementKind::kRaggedShard && size % num_ranks == 0 &&
+         size / num_ranks % p.split_factor() == 0;
 }
 
 }  // namespace

@@ -88,6 +88,23 @@ TEST(RedistributeTest, StridedAndRagged) {
   });
 }
 
+// With which one rank has everything, and the number of pieces is no int64.
+TEST(RedistributeTest, AbsurdSplitFactors) {
+  for (int64_t ranks : {2, 4}) {
+    on_mesh({{"x", ranks}}, [](const MeshPtr& mesh) {
+      const at::Tensor whole = numbers({8, 4});
+      for (const int64_t factor : {int64_t{1} << 62, INT64_MAX}) {
+        const Placement absurd = StridedShard(0, factor);
+        for (const Placement& other : {Placement(Replicate()), Placement(Shard(1))}) {
+          SCOPED_TRACE(absurd.to_string() + ", " + other.to_string());
+          expect_value(redistribute(scattered(whole, mesh, {absurd}), Placements{other}), whole);
+          expect_value(redistribute(scattered(whole, mesh, {other}), Placements{absurd}), whole);
+        }
+      }
+    });
+  }
+}
+
 TEST(RedistributeTest, OrderOfCuts) {
   on_mesh({{"x", 2}, {"y", 3}}, [](const MeshPtr& mesh) {
     const at::Tensor whole = numbers({11, 2});

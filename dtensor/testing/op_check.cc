@@ -535,13 +535,20 @@ CheckResult check_on_mesh(const OpCase& op, const std::vector<MeshDim>& mesh_dim
     }
     const std::vector<std::vector<int>> choices =
         combinations(counts, options.max_combinations, options.seed);
+    // Of a shuffled order: every n-th combination is in step with the layouts of an input.
+    std::vector<char> is_twice(choices.size(), 0);
+    if (!reference.second_cotangents.empty()) {
+      const auto every = static_cast<size_t>(options.second_gradients_every);
+      std::fill_n(is_twice.begin(), (choices.size() + every - 1) / every, 1);
+      std::mt19937_64 random(options.seed);
+      std::shuffle(is_twice.begin(), is_twice.end(), random);
+    }
     int n = 0, second = 0;
     for (const std::vector<int>& choice : choices) {
       std::vector<Placements> chosen;
       for (size_t i = 0; i < choice.size(); ++i) chosen.push_back(layouts[i][choice[i]]);
+      const bool twice = is_twice[n] != 0;
       CombinationCheck combination(op, reference, mesh, chosen, n++, differences);
-      const bool twice = !reference.second_cotangents.empty() &&
-                         (choices.size() - n) % options.second_gradients_every == 0;
       {
         // Not of the second gradients: what only they reach wants a sample of its own.
         std::optional<Observing> observing;

@@ -108,7 +108,7 @@ struct CheckOptions {
   int max_combinations = 48 / kCheckedShare;
   bool all_partials = false;  // Partial avg, min and max too, on meshes with one dimension
   // Of which combinations the gradients are differentiated again, which takes twice as long as all
-  // else: 3 is the last, the fourth from the end, and so on; 1 is all of them.
+  // else: 3 is a third of them, drawn by `seed`; 1 is all.
   size_t second_gradients_every = 3;
   uint64_t seed = 42;
 };

@@ -7,7 +7,7 @@
 //
 // Exits with 1 if anything is wrong. --all tries many more combinations of placements than the
 // default, which is what validate_rules_test runs, and second gradients for all that run on
-// DTensors: by default for every third. What one device cannot differentiate twice has none, and is
+// DTensors: by default for a third. What one device cannot differentiate twice has none, and is
 // listed with --all.
 
 #include <sys/wait.h>
