@@ -47,7 +47,7 @@ void accumulate_on_current_stream(const std::vector<at::Tensor>& parameters) {
 }
 
 void check_not_capturing(const MeshContext& context) {
-  if (Capture::current() == nullptr && context.capture == nullptr) return;
+  if (Capture::current() == nullptr && context.captures.under_way == nullptr) return;
   throw Error(kCapture, absl::FailedPreconditionError("a step is being captured already"));
 }
 
@@ -130,7 +130,7 @@ struct CapturedStep::State {
       attempt(step);
       // What is whole was gathered in the graph, and what is under way is to end in it.
       attempt([&] {
-        if (context->fsdp != nullptr) context->fsdp->reshard();
+        if (context->gradients.fsdp != nullptr) context->gradients.fsdp->reshard();
       });
       attempt([&] { throw_if_error(context->on_device.wait_on(current_stream(device))); });
     }
@@ -144,7 +144,7 @@ struct CapturedStep::State {
   }
 
   void replay() {
-    if (Capture::current() != nullptr || context->capture != nullptr) {
+    if (Capture::current() != nullptr || context->captures.under_way != nullptr) {
       throw Error(
           absl::FailedPreconditionError("a step is being captured; none is replayed in it"));
     }
@@ -152,10 +152,10 @@ struct CapturedStep::State {
     throw_if_error(context->on_device.wait_on(current_stream(device)));
     for (const Communicator* group : capture.groups()) throw_if_error(group->health());
     // What is whole has the weights of before.
-    if (context->fsdp != nullptr) context->fsdp->reshard();
+    if (context->gradients.fsdp != nullptr) context->gradients.fsdp->reshard();
     capture.prepare();
     graph->replay();
-    ++context->generation;
+    ++context->captures.generation;
     ++replays;
     gradients.show();
     if (!last.has_value()) last.emplace(c10::kCUDA);
@@ -202,7 +202,7 @@ CapturedStep CapturedStep::capture(const MeshPtr& mesh, const std::vector<at::Te
   check_not_capturing(*context);
   Agreement agreement(*context, {.name = kCapture, .where = where});
   // First of all, so that ranks that fail here count as those that do not.
-  const uint64_t number = ++context->captures;
+  const uint64_t number = ++context->captures.count;
   std::optional<c10::Device> device;
   if (has_cuda()) device = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
   check(parameters, device);
@@ -219,7 +219,7 @@ CapturedStep CapturedStep::capture(const MeshPtr& mesh, const std::vector<at::Te
   state->graph = *std::move(graph);
   if (has_random_kernels()) load_random_kernels(device->index()).IgnoreError();
   context->before_host_reads();
-  if (context->fsdp != nullptr) context->fsdp->reshard();
+  if (context->gradients.fsdp != nullptr) context->gradients.fsdp->reshard();
   at::autocast::clear_cache();  // a replay casts anew
   const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
   cuda.synchronizeDevice(device->index());

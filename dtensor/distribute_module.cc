@@ -270,7 +270,7 @@ void finish_grad_sync(const std::vector<at::Tensor>& parameters, std::source_loc
   };
   std::vector<std::shared_ptr<GradientOwner>> owners;
   for (const at::Tensor& parameter : unique) {
-    if (in_unit(parameter) != nullptr) meta_of(parameter).context->fsdp->send_held();
+    if (in_unit(parameter) != nullptr) meta_of(parameter).context->gradients.fsdp->send_held();
   }
   for (const at::Tensor& parameter : unique) {
     if (!is_dtensor(parameter) || !parameter.grad().defined()) continue;

@@ -596,13 +596,13 @@ at::Tensor full_tensor(const at::Tensor& tensor, std::source_location where) {
 
 StrictScope::StrictScope(const MeshPtr& mesh) : mesh_(mesh) {
   const auto context = MeshContext::of(mesh_);
-  ++context->strict_depth;
+  ++context->decisions.strict_depth;
   context->observation.modules.remember();
 }
 
 StrictScope::~StrictScope() {
   const auto context = MeshContext::of(mesh_);
-  --context->strict_depth;
+  --context->decisions.strict_depth;
   context->observation.modules.forget();
 }
 

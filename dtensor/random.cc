@@ -26,29 +26,29 @@ void manual_seed(const MeshPtr& mesh, uint64_t seed) {
 }
 
 PhiloxState random_state(const MeshPtr& mesh) {
-  return MeshContext::of(mesh)->random;
+  return MeshContext::of(mesh)->random.state;
 }
 
 void set_random_state(const MeshPtr& mesh, const PhiloxState& state) {
-  MeshContext::of(mesh)->random = state;
+  MeshContext::of(mesh)->random.state = state;
 }
 
 RandomStateScope::RandomStateScope(const MeshPtr& mesh, const PhiloxState& state)
     : mesh_(mesh),
       goes_on_(random_state(mesh)),
-      outer_(std::exchange(MeshContext::of(mesh)->random_scope, this)) {
+      outer_(std::exchange(MeshContext::of(mesh)->random.scope, this)) {
   set_random_state(mesh_, state);
 }
 
 RandomStateScope::~RandomStateScope() {
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh_);
-  if (context->random_scope == this) {
-    context->random = goes_on_;
-    context->random_scope = outer_;
+  if (context->random.scope == this) {
+    context->random.state = goes_on_;
+    context->random.scope = outer_;
     return;
   }
   // The one within it goes on where this one would have.
-  RandomStateScope* inner = context->random_scope;
+  RandomStateScope* inner = context->random.scope;
   while (inner->outer_ != this) inner = inner->outer_;
   inner->goes_on_ = goes_on_;
   inner->outer_ = outer_;

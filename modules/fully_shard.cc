@@ -456,7 +456,8 @@ std::string to_json(const std::vector<FullyShardUnit>& units) {
   return all.dump();
 }
 
-FullyShardNoSync::FullyShardNoSync(const MeshPtr& mesh) : units_(MeshContext::of(mesh)->fsdp) {
+FullyShardNoSync::FullyShardNoSync(const MeshPtr& mesh)
+    : units_(MeshContext::of(mesh)->gradients.fsdp) {
   const std::shared_ptr<void> units = units_.lock();
   if (units == nullptr) {
     throw Error("FullyShardNoSync", absl::FailedPreconditionError(
@@ -474,13 +475,13 @@ FullyShardNoSync::~FullyShardNoSync() {
 
 void reshard(const MeshPtr& mesh) {
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
-  if (context->fsdp != nullptr) context->fsdp->reshard();
+  if (context->gradients.fsdp != nullptr) context->gradients.fsdp->reshard();
 }
 
 FullyShardCounters fully_shard_counters(const MeshPtr& mesh) {
   const std::shared_ptr<MeshContext> context = MeshContext::of(mesh);
-  if (context->fsdp == nullptr) return {};
-  const FsdpCounters& c = context->fsdp->counters;
+  if (context->gradients.fsdp == nullptr) return {};
+  const FsdpCounters& c = context->gradients.fsdp->counters;
   return {.gathers = c.gathers,
           .prefetches = c.prefetches,
           .wrong_prefetches = c.wrong_prefetches,

@@ -91,7 +91,7 @@ Cause cause_of(const PlainTensors::Use& use) {
 // Compares the checksums of plain tensors, which are those of arguments `of`, with the other ranks'.
 void compare_now(const c10::OperatorHandle& op, const std::vector<size_t>& of, MeshContext& context,
                  const std::vector<uint64_t>& sums) {
-  if (context.strict_depth > 0) {
+  if (context.decisions.strict_depth > 0) {
     fail(op, absl::StatusCode::kFailedPrecondition,
          absl::StrCat(
              "argument '", op.schema().arguments()[of[0]].name(),
@@ -142,7 +142,7 @@ SpecRef replicated_spec(MeshContext& context, const at::Tensor& local) {
 // Not on one rank, which has nobody to compare with; nor while a step is captured, when there is
 // nothing in it yet: called before, it was compared.
 bool is_read_for_comparison(const MeshContext& context, const at::Tensor& plain) {
-  return context.mesh().size() > 1 && (context.capture == nullptr || plain.is_cpu());
+  return context.mesh().size() > 1 && (context.captures.under_way == nullptr || plain.is_cpu());
 }
 
 at::Tensor as_dtensor(const at::Tensor& grad, const std::shared_ptr<MeshContext>& context) {

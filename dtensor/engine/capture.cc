@@ -24,23 +24,23 @@ Capture* Capture::current() {
 Capture::Capture(MeshContext& context, c10::Device device)
     : context_(context),
       numbers_(at::empty({kNumbers, 8}, at::TensorOptions(at::kByte).device(device))),
-      random_(context.random),
+      random_(context.random.state),
       offset_(number(at::kLong)) {}
 
 Capture::Scope::Scope(Capture& capture) : capture_(capture) {
-  the_current = capture.context_.capture = &capture;
+  the_current = capture.context_.captures.under_way = &capture;
   the_mesh = &capture.context_;
-  ++capture.context_.generation;
+  ++capture.context_.captures.generation;
 }
 
 // Nothing has been drawn yet, and what was remembered is not there.
 Capture::Scope::~Scope() {
   MeshContext& context = capture_.context_;
-  the_current = context.capture = nullptr;
+  the_current = context.captures.under_way = nullptr;
   the_mesh = nullptr;
-  ++context.generation;
-  capture_.draws_ = context.random.offset - capture_.random_.offset;
-  context.random = capture_.random_;
+  ++context.captures.generation;
+  capture_.draws_ = context.random.state.offset - capture_.random_.offset;
+  context.random.state = capture_.random_;
 }
 
 at::Tensor Capture::number(at::ScalarType dtype) {
@@ -69,7 +69,7 @@ const uint64_t* Capture::random_offset(const PhiloxState& state) const {
 }
 
 void Capture::prepare() {
-  if (draws_ != 0 && context_.random.seed != random_.seed) {
+  if (draws_ != 0 && context_.random.state.seed != random_.seed) {
     throw Error(absl::FailedPreconditionError(
         "the mesh has another seed than when the step was captured: capture it again"));
   }
@@ -77,8 +77,8 @@ void Capture::prepare() {
   for (const std::function<void()>& check : checks_) check();
   for (const std::function<void()>& action : actions_) action();
   if (draws_ == 0) return;
-  offset_.fill_(static_cast<int64_t>(context_.random.offset - random_.offset));
-  context_.random.offset += draws_;
+  offset_.fill_(static_cast<int64_t>(context_.random.state.offset - random_.offset));
+  context_.random.state.offset += draws_;
 }
 
 void check_captured_mesh(const MeshContext& context) {
@@ -88,7 +88,7 @@ void check_captured_mesh(const MeshContext& context) {
 }
 
 void check_drawn_by_host(const MeshContext& context) {
-  if (context.capture == nullptr) return;
+  if (context.captures.under_way == nullptr) return;
   throw Error(absl::FailedPreconditionError(
       "random numbers that the host draws, in a step that is captured: replays would repeat them; "
       "programs built with --config=cuda draw most kinds on the GPU"));

@@ -34,6 +34,7 @@ class Decisions {
 
   PropagationCache cache;  // per operator and specs
   PlanMemo plans;          // per pair of specs
+  int strict_depth = 0;    // > 0: communication that nobody asked for is an error
 
  private:
   RuleTable rules_;                                                           // the user's

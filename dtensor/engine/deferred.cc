@@ -199,8 +199,8 @@ class Tape {
     std::vector<Block>& of_mesh = blocks[context];
     uint64_t& reserved = reserved_[context];
     if (!of_mesh.empty() && reserved == draws) return false;
-    of_mesh.push_back({reserved, context->random});
-    context->random.offset += draws - reserved;
+    of_mesh.push_back({reserved, context->random.state});
+    context->random.state.offset += draws - reserved;
     reserved = draws;
     return true;
   }
@@ -208,7 +208,7 @@ class Tape {
   void unreserve(const std::shared_ptr<MeshContext>& context) {
     std::vector<Block>& of_mesh = blocks[context];
     reserved_[context] = of_mesh.back().first;
-    context->random = of_mesh.back().begin;
+    context->random.state = of_mesh.back().begin;
     of_mesh.pop_back();
   }
 
@@ -697,8 +697,8 @@ c10::TensorOptions options_of(const Tape& tape, const Geometry& g) {
 class DrawScope {
  public:
   DrawScope(MeshContext& context, const PhiloxState& state)
-      : context_(context), before_(std::exchange(context.random, state)) {}
-  ~DrawScope() { context_.random = before_; }
+      : context_(context), before_(std::exchange(context.random.state, state)) {}
+  ~DrawScope() { context_.random.state = before_; }
   DrawScope(const DrawScope&) = delete;
   DrawScope& operator=(const DrawScope&) = delete;
 

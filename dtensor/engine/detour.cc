@@ -22,7 +22,7 @@ PlanRef plan_along(const DTensorMeta& meta, const SpecRef& from, const SpecRef& 
                    std::string_view op) {
   PlanRef plan = plan_for(*meta.context, from, to);
   if (plan->is_local) return plan;
-  if (meta.context->strict_depth > 0) {
+  if (meta.context->decisions.strict_depth > 0) {
     refuse(meta, op,
            "the strict scope refuses the communication that a view of another rank's "
            "elements needs; redistribute the original so that views of it lie where they are used, "
@@ -39,7 +39,7 @@ void bring(const DTensorMeta& meta, const Detour& detour, std::string_view op) {
            "reads a copy where a view was asked for, and the original has been written since; make "
            "the view again");
   }
-  const FsdpState* fsdp = meta.context->fsdp.get();
+  const FsdpState* fsdp = meta.context->gradients.fsdp.get();
   if (fsdp != nullptr && detour.base.has_storage() &&
       fsdp->unit_of(detour.base.storage().unsafeGetStorageImpl()) != nullptr) {
     refuse(meta, op,

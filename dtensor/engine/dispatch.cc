@@ -444,7 +444,7 @@ class Runner {
   };
 
   uint64_t provenance_of_result(uint64_t place) const {
-    return place == 0 ? context_.about : mix(context_.about, place);
+    return place == 0 ? context_.provenance.about : mix(context_.provenance.about, place);
   }
 
   // What has another shape now: what the operator returns, for its kernel may have copied it.
@@ -467,7 +467,7 @@ class Runner {
       at::Tensor handle = written_arg(written);
       meta_of(handle).came_from(provenance_of_result(place++));
       // What changes the shape in place writes no element.
-      if (context_.fsdp != nullptr && !info_.changes_shape) {
+      if (context_.gradients.fsdp != nullptr && !info_.changes_shape) {
         check_writable(meta_of(handle), op_.operator_name().name);  // without a family, too
       }
       if (meta_of(handle).family != nullptr && !info_.changes_shape) {
@@ -760,8 +760,8 @@ class Runner {
 
   // Also of operators that make views without a word, as unsafe_chunk does.
   ABSL_ATTRIBUTE_ALWAYS_INLINE void follow_fsdp(DTensorMeta& meta) const {
-    if (context_.fsdp != nullptr) [[unlikely]]
-      follow_unit(*context_.fsdp, meta);
+    if (context_.gradients.fsdp != nullptr) [[unlikely]]
+      follow_unit(*context_.gradients.fsdp, meta);
   }
 
   at::Tensor brought(const at::Tensor& local, const CacheEntry::OutputChange& change) {
@@ -898,7 +898,7 @@ bool stays_under_way(const CacheEntry& entry, MeshContext& context, c10::Stack& 
   at::Tensor result = wrap(meta.part, meta.spec, meta.context);
   meta_of(result).family = meta.family;
   meta_of(result).place = meta.place;
-  meta_of(result).came_from(context.about);
+  meta_of(result).came_from(context.provenance.about);
   torch::jit::drop(stack, stack.size() - base);
   torch::jit::push(stack, std::move(result));
   return true;
@@ -913,7 +913,7 @@ void run_composed(const c10::OperatorHandle& op, const OpInfo& info, const Compo
     if (defined(t) && is_dtensor(t)) provenance = mix(provenance, provenance_of(meta_of(t)));
   });
   if (info.is_random) {
-    provenance = mix(mix(provenance, context.random.seed), context.random.offset);
+    provenance = mix(mix(provenance, context.random.state.seed), context.random.state.offset);
   }
   const About about(context, provenance);
   rule.run(op, stack);
@@ -1006,17 +1006,18 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
   uint64_t provenance = mix(key.provenance, entry->provenance);
   if (info.keeps_arg >= 0) provenance = kept_provenance(info, args).value_or(provenance);
   if (info.is_random) {
-    provenance = mix(mix(provenance, context->random.seed), context->random.offset);
+    provenance = mix(mix(provenance, context->random.state.seed), context->random.state.offset);
   }
   const About about(*context, provenance);  // from here on the entry stays
   if (entry->gathered && info.rule == nullptr) note_gathered(op, *context);
-  if (entry->communicates && context->strict_depth > 0) {
+  if (entry->communicates && context->decisions.strict_depth > 0) {
     refuse_implicit(op, *entry, *context, make_call(op, info, args));
   }
   if (info.is_view && info.keeps_arg == 0 && stays_under_way(*entry, *context, *stack, base))
     return;
   const std::shared_ptr<MeshContext> asked = reaches_host ? context : nullptr;  // the call takes it
-  if (asked != nullptr && asked->capture != nullptr) asked->before_host_reads();  // refuses
+  if (asked != nullptr && asked->captures.under_way != nullptr)
+    asked->before_host_reads();  // refuses
   Runner(op, info, *entry, context, stack, base).run();
   // The collectives of this call, too: an error comes in the place of what it has spoilt.
   if (asked != nullptr) asked->before_host_reads();

@@ -49,7 +49,7 @@ FsdpUnit::FsdpUnit(std::string name, FlatRow row, const Options& options)
       subject_(subject_of(name_)),
       row_(std::move(row)),
       context_(row_.context()),
-      state_(context_->fsdp),
+      state_(context_->gradients.fsdp),
       options_(options) {}
 
 std::shared_ptr<FsdpUnit> FsdpUnit::create(std::string name,
@@ -57,7 +57,8 @@ std::shared_ptr<FsdpUnit> FsdpUnit::create(std::string name,
                                            const std::vector<Layout>& layouts, int mesh_dim,
                                            const Options& options, const EqualSegments* segments) {
   const std::shared_ptr<MeshContext> context = meta_of(parameters[0]).context;
-  if (context->fsdp == nullptr) context->fsdp = std::make_shared<FsdpState>(*context);
+  if (context->gradients.fsdp == nullptr)
+    context->gradients.fsdp = std::make_shared<FsdpState>(*context);
   std::vector<SpecRef> used;
   for (const at::Tensor& tensor : parameters) {
     const Spec& spec = *meta_of(tensor).spec;
@@ -216,7 +217,7 @@ void FsdpUnit::begin_gather() {
   if (!shard_.defined()) pack();  // says what is not made
   gathered_version_ = shard_._version();
   if (is_at_hand()) return;
-  if (is_elsewhere() && context_->capture != nullptr) {
+  if (is_elsewhere() && context_->captures.under_way != nullptr) {
     throw Error(absl::FailedPreconditionError(
         "parameters that rest on the CPU are copied from there by the host: a step that uses them "
         "cannot be captured"));

@@ -92,7 +92,7 @@ void GradBuckets::attach() {
     p.accumulator = torch::autograd::impl::grad_accumulator(p.tensor);
     p.hook = p.accumulator->add_post_hook(
         std::make_unique<Came>(weak_from_this(), [i](GradBuckets& buckets) { buckets.came(i); }));
-    std::vector<std::weak_ptr<GradBuckets>>& known = meta_of(p.tensor).context->grad_buckets;
+    std::vector<std::weak_ptr<GradBuckets>>& known = meta_of(p.tensor).context->gradients.buckets;
     std::erase_if(known, [](const std::weak_ptr<GradBuckets>& other) { return other.expired(); });
     const bool is_known = std::any_of(
         known.begin(), known.end(), [&](const auto& other) { return other.lock().get() == this; });
@@ -108,7 +108,7 @@ void GradBuckets::check_in_place(const std::vector<at::Tensor>& parameters) {
     const MeshContext* context = meta_of(parameter).context.get();
     if (context == last) continue;
     last = context;
-    for (const std::weak_ptr<GradBuckets>& known : context->grad_buckets) {
+    for (const std::weak_ptr<GradBuckets>& known : context->gradients.buckets) {
       std::shared_ptr<GradBuckets> alive = known.lock();
       if (alive != nullptr && std::find(all.begin(), all.end(), alive) == all.end()) {
         all.push_back(std::move(alive));

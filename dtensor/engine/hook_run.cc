@@ -62,7 +62,7 @@ HookRun::HookRun(GradientHook& hook, std::vector<InFlight> in_flight, size_t ind
       cause_(cause),
       context_(*in_flight_[0].context),
       mesh_dims_(in_flight_[0].plan->plan.steps[0].mesh_dims) {
-  if (context_.capture != nullptr) {
+  if (context_.captures.under_way != nullptr) {
     throw Error(absl::FailedPreconditionError(absl::StrCat(
         "the gradient hook '", hook_.name(),
         "' works on the host, too, which takes no part in replays of a step that is captured")));

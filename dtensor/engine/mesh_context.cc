@@ -12,7 +12,7 @@ c10::Device with_index(c10::Device device) {
 }
 
 MeshContext::MeshContext(ConnectedMesh& mesh)
-    : random(seeded(mesh.mesh(), PhiloxState().seed)), mesh_(&mesh) {
+    : random{.state = seeded(mesh.mesh(), PhiloxState().seed)}, mesh_(&mesh) {
   // What autocast has cast once it keeps in a table of the process, which any thread that leaves
   // its outermost scope clears: ranks that are threads would cast, and then communicate, unlike each
   // other. The switch is the thread's own.
@@ -34,12 +34,12 @@ Communicator& MeshContext::communicator(absl::Span<const int> mesh_dims) {
       mesh_dims.size() == 1 ? mesh_->communicator(mesh_dims[0]) : mesh_->communicator(mesh_dims);
   check_captured_mesh(*this);
   Communicator& result = *value_or_throw(std::move(communicator));
-  if (capture != nullptr) capture->uses(result);
+  if (captures.under_way != nullptr) captures.under_way->uses(result);
   return result;
 }
 
 void MeshContext::before_host_reads() {
-  if (capture != nullptr) {
+  if (captures.under_way != nullptr) {
     throw Error(
         absl::FailedPreconditionError("numbers of a step that is being captured do not reach the "
                                       "host: there are none before it is "

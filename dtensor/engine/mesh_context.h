@@ -1,5 +1,5 @@
 // A MeshContext is what dtensor/ keeps for one mesh on one rank: its specs, what was decided, what is
-// told of it, random state, the strict scope. It hangs off the ConnectedMesh, so that nothing is
+// told of it, random state. It hangs off the ConnectedMesh, so that nothing is
 // process-global and ranks may be threads.
 //
 // Threads: a rank is driven by one thread at a time; contexts of different ranks share nothing.
@@ -36,6 +36,32 @@ class GradBuckets;
 // "cuda" is the thread's current device.
 c10::Device with_index(c10::Device device);
 
+// Where random numbers come from (random.h).
+struct RandomState {
+  PhiloxState state;                  // seeded() with the default
+  RandomStateScope* scope = nullptr;  // the innermost
+};
+
+// What values are made of (provenance.h).
+struct Provenance {
+  uint64_t about = 0;         // what is sent now is about this; 0: none
+  uint64_t tensors_made = 0;  // of plain ones, by functions that users call
+};
+
+// Steps that are captured (capture.h).
+struct Captures {
+  Capture* under_way = nullptr;
+  uint64_t count = 0;  // so far
+  // Another number when memory may have been written without any operator here: a graph was replayed.
+  uint64_t generation = 0;
+};
+
+// Who gathers parameters and reduces their gradients.
+struct GradientWork {
+  std::shared_ptr<FsdpState> fsdp;  // of the units (fsdp_unit.h); null: there were none
+  std::vector<std::weak_ptr<GradBuckets>> buckets;  // grad_buckets.h; some may be gone
+};
+
 class MeshContext {
  public:
   explicit MeshContext(ConnectedMesh& mesh);
@@ -68,24 +94,16 @@ class MeshContext {
   void before_host_reads();
 
   // Some operator runs: what it has looked up has to stay (cache.h).
-  bool operator_under_way() const { return about != 0; }
+  bool operator_under_way() const { return provenance.about != 0; }
 
   Decisions decisions;
   Observation observation;
-  PhiloxState random;                        // seeded() with the default
-  RandomStateScope* random_scope = nullptr;  // the innermost
+  RandomState random;
+  Provenance provenance;
   PlainTensors plain_tensors;
   DeviceWorks on_device;
-  Capture* capture = nullptr;  // of the step that is being captured (capture.h)
-  uint64_t captures = 0;       // so far
-  // Another number when memory may have been written without any operator here: a graph was replayed.
-  uint64_t generation = 0;
-  int strict_depth = 0;             // > 0: implicit communication is an error
-  uint64_t about = 0;               // what is sent now is about this (provenance.h); 0: none
-  uint64_t tensors_made = 0;        // of plain ones, by functions that users call
-  std::shared_ptr<FsdpState> fsdp;  // of its units (fsdp_unit.h); null: there were none
-  // Of parameters of it (grad_buckets.h); some may be gone.
-  std::vector<std::weak_ptr<GradBuckets>> grad_buckets;
+  Captures captures;
+  GradientWork gradients;
 
  private:
   ConnectedMesh* mesh_;  // owns this

@@ -30,7 +30,7 @@ Communicator& FsdpState::neighbours(int mesh_dim, int64_t ranks) {
     std::iota(members.begin(), members.end(), all.rank() / ranks * ranks);
     its = value_or_throw(all.subgroup(members, absl::StrCat(all.name(), " in groups of ", ranks)));
   }
-  if (context_.capture != nullptr) context_.capture->uses(*its);
+  if (context_.captures.under_way != nullptr) context_.captures.under_way->uses(*its);
   return *its;
 }
 

@@ -50,7 +50,7 @@ uint64_t add_spec(uint64_t sum, const Spec& spec) {
 }  // namespace
 
 uint64_t provenance_of_new(MeshContext& context, const Spec& spec) {
-  return checksum(++context.tensors_made, spec.to_string());
+  return checksum(++context.provenance.tensors_made, spec.to_string());
 }
 
 uint64_t provenance_of_name(const c10::OperatorHandle& op) {

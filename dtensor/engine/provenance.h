@@ -56,7 +56,7 @@ uint64_t provenance_of_call(const c10::OperatorHandle& op, const OpInfo& info,
 
 // CallOptions::fingerprint of what is sent now.
 inline uint64_t fingerprint(const MeshContext& context) {
-  return context.about == kRanksOwn ? 0 : context.about;
+  return context.provenance.about == kRanksOwn ? 0 : context.provenance.about;
 }
 
 // While it lives, what the mesh's collectives are about. Never 0: that says that no operator runs
@@ -65,8 +65,8 @@ class About {
  public:
   About(MeshContext& context, uint64_t provenance)
       : context_(context),
-        before_(std::exchange(context.about, provenance + uint64_t{provenance == 0})) {}
-  ~About() { context_.about = before_; }
+        before_(std::exchange(context.provenance.about, provenance + uint64_t{provenance == 0})) {}
+  ~About() { context_.provenance.about = before_; }
   About(const About&) = delete;
   About& operator=(const About&) = delete;
 

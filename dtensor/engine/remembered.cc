@@ -136,7 +136,7 @@ const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec) {
   const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
     if (kept->place != meta.place || kept->source_spec != meta.spec ||
-        !kept->is_current(meta.context->generation)) {
+        !kept->is_current(meta.context->captures.generation)) {
       continue;
     }
     if (spec == nullptr || kept->spec.get() == spec) return &*kept;
@@ -147,7 +147,7 @@ const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec) {
 std::optional<at::Tensor> recall(const DTensorMeta& meta, const Spec& target) {
   if (meta.family == nullptr) return std::nullopt;
   for (const Remembered& kept : meta.family->remembered) {
-    if (!kept.is_current(meta.context->generation)) continue;
+    if (!kept.is_current(meta.context->captures.generation)) continue;
     if (auto found = seen_as(kept, meta, target)) return found;
   }
   return std::nullopt;
@@ -172,7 +172,7 @@ void remember(DTensorMeta& meta, SpecRef target, at::Tensor local) {
   auto& list = meta.family->remembered;
   // Slices are not found again by others like them: a bound keeps a loop over them from piling up.
   constexpr size_t kMaxRemembered = 8;
-  const uint64_t now = meta.context->generation;
+  const uint64_t now = meta.context->captures.generation;
   std::erase_if(list, [&](const Remembered& kept) { return !kept.is_current(now); });
   if (list.size() == kMaxRemembered) list.erase(list.begin());
   int64_t& bytes = meta.context->observation.counters.remembered_bytes;

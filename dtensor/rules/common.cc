@@ -329,7 +329,7 @@ at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const L
   }
   const PlanRef plan = plan_for(context, meta.spec, target);
   if (!plan->is_local) {
-    if (context.strict_depth > 0) {
+    if (context.decisions.strict_depth > 0) {
       const std::string module = context.observation.modules.current();
       fail(op, absl::StatusCode::kFailedPrecondition,
            absl::StrCat("needs communication that the strict scope refuses",

@@ -189,7 +189,7 @@ at::Tensor draw_each(const at::Tensor& first, const at::Tensor& second, Draw dra
   at::Tensor drawn = at::empty_like(p);
   check_captured_mesh(*meta.context);
   check_drawn_by_host(*meta.context);
-  PhiloxState& state = meta.context->random;
+  PhiloxState& state = meta.context->random.state;
   const double* p_data = p.const_data_ptr<double>();
   const double* q_data = q.const_data_ptr<double>();
   double* out = drawn.mutable_data_ptr<double>();

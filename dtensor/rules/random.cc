@@ -91,7 +91,7 @@ class Draw {
                        c10::toString(local().scalar_type()), "'")));
     }
     check_captured_mesh(*meta().context);
-    PhiloxState& state = meta().context->random;
+    PhiloxState& state = meta().context->random.state;
     if (!drawn_on_device(draw, state)) draw_on_host(draw, state);
     ++state.offset;
     neutralize(spec(), local());
@@ -128,7 +128,7 @@ class Draw {
     }
     const std::vector<IndexBox> boxes =
         index_boxes(held, spec().sizes, {local.strides().data(), local.strides().size()});
-    const Capture* const capture = context.capture;
+    const Capture* const capture = context.captures.under_way;
     const RandomSource source = {
         .seed = state.seed,
         .stream = state.offset,

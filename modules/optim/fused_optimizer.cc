@@ -95,7 +95,7 @@ Capture* capture_of(const std::vector<at::Tensor>& parameters) {
     if (!is_dtensor(parameter)) continue;
     const MeshContext& context = *meta_of(parameter).context;
     check_captured_mesh(context);
-    if (context.capture != nullptr) return context.capture;
+    if (context.captures.under_way != nullptr) return context.captures.under_way;
   }
   return Capture::current();
 }

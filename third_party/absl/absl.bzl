@@ -25,8 +25,13 @@ def _absl_source_impl(ctx):
     ctx.symlink(Label("//third_party/absl:absl_source.BUILD"), "BUILD.bazel")
     source = user_copy(ctx, "ABSL_SOURCE_HOME", "absl/base") or fetch_debian_source(ctx, "abseil", "ABSL_SOURCE_HOME")
 
-    # Without its BUILD files it is one package.
-    run(ctx, ["sh", "-c", "cp -rL \"$1/absl\" . && find absl -name BUILD.bazel -delete", "sh", source], "cannot copy Abseil's source")
+    # Without its BUILD files it is one package. One level down: what lies in a repository's root its files see, declared or
+    # not, and :position_independent is to see the headers of @absl.
+    run(
+        ctx,
+        ["sh", "-c", "mkdir abseil && cp -rL \"$1/absl\" abseil && find abseil -name BUILD.bazel -delete", "sh", source],
+        "cannot copy Abseil's source",
+    )
 
 absl_source_repository = repository_rule(
     implementation = _absl_source_impl,
