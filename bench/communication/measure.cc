@@ -5,6 +5,7 @@
 #include <ctime>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -214,42 +215,47 @@ absl::StatusOr<Measurement> measure(const Scenario& scenario) {
 
 absl::StatusOr<CpuTime> cpu_time(const Scenario& scenario, int steps) {
   CpuTime result;
-  const absl::Status alone = run_ranks(1, [&](World&) {
-    at::set_num_threads(1);
-    Training t = on_one_device(scenario);
-    std::vector<double> seconds;
-    for (int i = 0; i < steps + 1; ++i) {
-      const double start = process_seconds();
-      step(t);
-      if (i > 0) seconds.push_back(process_seconds() - start);
-      between_steps(t);
-    }
-    result.one_device = median(seconds);
-  });
-  if (!alone.ok()) return alone;
+  const int at_once =
+      std::min(num_ranks(scenario), static_cast<int>(std::thread::hardware_concurrency()));
   const absl::Status status = on_ranks(scenario, [&](World& world, const MeshPtr& mesh) {
-    Training t = on_mesh(scenario, mesh);
+    Training alone = on_one_device(scenario), t = on_mesh(scenario, mesh);
     Communicator& all = *world.comm();
-    std::vector<double> seconds, communication;
-    for (int i = 0; i < steps + 1; ++i) {
-      const double took = timed(all, [&] { step(t); });
-      if (i > 0) seconds.push_back(took);
-      between_steps(t);
-    }
-    Measurement traced;
+    step(alone);
+    between_steps(alone);
+    step(t);
+    between_steps(t);
+    std::string trace;
     double loss = 0;
     std::vector<CommEvent> events;
-    traced_step(t, mesh, loss, traced.trace, events);
+    traced_step(t, mesh, loss, trace, events);
+    between_steps(t);
     const auto context = dtensor_internal::MeshContext::of(mesh);
-    for (int i = 0; i < steps + 1; ++i) {
-      const double took = timed(all, [&] {
+    std::vector<CpuTime> times(steps);
+    std::vector<double> ratios;
+    for (CpuTime& time : times) {
+      time.one_device = timed(all,
+                              [&] {
+                                if (world.rank() < at_once) step(alone);
+                              }) /
+                        at_once;
+      between_steps(alone);
+      time.ranks = timed(all, [&] { step(t); });
+      between_steps(t);
+      time.communication = timed(all, [&] {
         for (const CommEvent& event : events) repeat(*context, event);
       });
-      if (i > 0) communication.push_back(took);
+      ratios.push_back(time.ranks / (time.one_device + time.communication));
     }
     if (world.rank() != 0) return;
-    result.ranks = median(seconds);
-    result.communication = median(communication);
+    const auto median_of = [&](double CpuTime::*part) {
+      std::vector<double> values;
+      for (const CpuTime& time : times) values.push_back(time.*part);
+      return median(std::move(values));
+    };
+    result = {.one_device = median_of(&CpuTime::one_device),
+              .ranks = median_of(&CpuTime::ranks),
+              .communication = median_of(&CpuTime::communication),
+              .ratio = median(std::move(ratios))};
   });
   if (!status.ok()) return status;
   return result;

@@ -33,11 +33,14 @@ struct Measurement {
 };
 absl::StatusOr<Measurement> measure(const Scenario& scenario);
 
-// Seconds of one step, of all threads together; medians.
+// Seconds of one step, of all threads together; medians. The three take turns, step by step: a machine
+// that is slower for a while is so for each. And one device's step runs on as many threads at once as
+// the ranks can (each its own), for a core is slower where its neighbour is busy.
 struct CpuTime {
-  double one_device = 0;
+  double one_device = 0;     // of one of them
   double ranks = 0;          // all of them together
   double communication = 0;  // the step's collectives alone, on all ranks
+  double ratio = 0;          // ranks / (one_device + communication), of each turn; their median
 };
 absl::StatusOr<CpuTime> cpu_time(const Scenario& scenario, int steps);
 

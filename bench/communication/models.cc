@@ -353,7 +353,10 @@ std::shared_ptr<Model> make_model(ModelKind kind, const Sizes& sizes) {
     // Of an expert's [experts, inputs, outputs], of a linear's or a convolution's [outputs, ...].
     const int64_t inputs =
         parameter.dim() == 3 ? parameter.size(1) : parameter.numel() / parameter.size(0);
-    if (parameter.dim() == 1 || is_embedding) {
+    // One that is the head, too, is as a head is: probabilities that are no normal numbers any more take
+    // a processor many times as long.
+    const bool is_head = is_embedding && kind == ModelKind::kLlama && sizes.tied;
+    if (parameter.dim() == 1 || (is_embedding && !is_head)) {
       parameter.normal_(is_norm_weight ? 1 : 0, is_embedding ? 0.5 : 0.1, generator);
     } else {
       parameter.normal_(0, 1 / std::sqrt(static_cast<double>(inputs)), generator);
