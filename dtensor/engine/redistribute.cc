@@ -512,6 +512,10 @@ bool PlanRun::next(CollectiveTransfer* transfer) {
       schedule = std::make_shared<const StepSchedule>(here.schedule());
       if (schedule->bytes() <= kMaxKeptBytes) plan_->schedules[step_] = schedule;
     }
+    if (local_.is_meta()) {
+      local_ = empty(schedule->after, local_);
+      continue;
+    }
     *transfer = packed(step, std::move(schedule), local_);
     return true;
   }

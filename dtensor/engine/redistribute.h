@@ -73,7 +73,8 @@ class PlanRun {
           absl::Span<const int64_t> sizes);
 
   // Runs what is local up to the next collective and packs that; false when the plan is through.
-  // Collectives in which nobody sends anything are left out, on all ranks.
+  // Collectives in which nobody sends anything are left out, on all ranks; so are those of tensors on
+  // the meta device, which have no numbers.
   bool next(CollectiveTransfer* transfer);
   void arrived(const CollectiveTransfer& transfer);
   // Is the tensor that was given if nothing had to be done to it, or a view of it.

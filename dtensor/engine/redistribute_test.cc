@@ -9,6 +9,7 @@
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/error.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/redistribute_async.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 
@@ -66,6 +67,37 @@ TEST(RedistributeTest, EveryTransitionOnTwoDimensions) {
 
 TEST(RedistributeTest, EveryTransitionOnThreeDimensions) {
   check_all_transitions({{"x", 2}, {"y", 1}, {"z", 2}}, {5});
+}
+
+// On the meta device; also what LibTorch asks of the meta device for its tensors of zeros.
+TEST(RedistributeTest, OfTensorsWithoutNumbersNothingIsSent) {
+  on_mesh({{"x", 2}, {"y", 3}}, [](const MeshPtr& mesh) {
+    const auto layouts = all_layouts(2, 2, true);
+    for (const at::ScalarType dtype : {at::kFloat, at::kComplexDouble}) {
+      const at::Tensor whole = numbers({7, 5}).to(dtype);
+      for (const Placements& from : layouts) {
+        const at::Tensor start = scattered(whole, mesh, from);
+        const at::Tensor shape = start.to(at::kMeta);
+        for (const Placements& to : layouts) {
+          SCOPED_TRACE(to_string(from) + " -> " + to_string(to));
+          const at::Tensor end = redistribute(start, to);
+          const CommTrace trace(mesh);
+          const at::Tensor shape_of_end = redistribute(shape, to);
+          EXPECT_EQ(layout_of(shape_of_end), layout_of(end));
+          const at::Tensor local = to_local(shape_of_end);
+          EXPECT_TRUE(local.is_meta());
+          EXPECT_EQ(local.sizes(), to_local(end).sizes());
+          EXPECT_EQ(local.dtype(), to_local(end).dtype());
+          EXPECT_THAT(trace.events(), ::testing::IsEmpty());
+        }
+      }
+    }
+    const at::Tensor rows = empty({7, 5}, mesh, {Shard(0), Shard(1)}, at::kMeta);
+    const at::Tensor sums = empty({7, 5}, mesh, {Partial(), Partial()}, at::kMeta);
+    const CommTrace trace(mesh);
+    EXPECT_TRUE((rows + sums).mm(sums.t()).is_meta());
+    EXPECT_THAT(trace.events(), ::testing::IsEmpty());
+  });
 }
 
 TEST(RedistributeTest, StridedAndRagged) {
