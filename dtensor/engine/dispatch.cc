@@ -312,30 +312,41 @@ void note_gathered(const c10::OperatorHandle& op, MeshContext& context) {
        absl::StrCat(name_of(op), " has no sharding rule; its inputs are gathered on every rank"));
 }
 
-// Of names that differ in a number only: "layers.*.up.weight (4), head.weight".
-std::string patterns_of(const std::vector<std::string>& fqns) {
-  std::vector<std::pair<std::string, int64_t>> patterns;
-  for (const std::string& fqn : fqns) {
-    std::vector<std::string> parts = absl::StrSplit(fqn, '.');
+// The dearest first, those whose names differ in a number only as one:
+// "layers.*.up.weight (4, aten::mm, 4096 bytes), head.weight (aten::mm, 512 bytes)".
+std::string listed(absl::Span<const Observation::Unsharded> weights) {
+  struct Alike {
+    Observation::Unsharded sum;
+    int64_t count;
+  };
+  std::vector<Alike> all;
+  for (const Observation::Unsharded& weight : weights) {
+    std::vector<std::string> parts = absl::StrSplit(weight.name, '.');
     for (std::string& part : parts) {
       if (!part.empty() && absl::c_all_of(part, absl::ascii_isdigit)) part = "*";
     }
     std::string pattern = absl::StrJoin(parts, ".");
-    const auto same = absl::c_find_if(patterns, [&](const auto& p) { return p.first == pattern; });
-    if (same == patterns.end()) {
-      patterns.emplace_back(std::move(pattern), 1);
+    const auto same = absl::c_find_if(
+        all, [&](const Alike& one) { return one.sum.name == pattern && one.sum.op == weight.op; });
+    if (same == all.end()) {
+      all.push_back({{std::move(pattern), weight.op, weight.bytes}, 1});
     } else {
-      ++same->second;
+      same->sum.bytes += weight.bytes;
+      ++same->count;
     }
   }
-  constexpr size_t kMost = 12;
-  const size_t shown = std::min(patterns.size(), kMost);
-  const auto append = [](std::string* out, const auto& pattern) {
-    absl::StrAppend(out, pattern.first);
-    if (pattern.second > 1) absl::StrAppend(out, " (", pattern.second, ")");
+  absl::c_stable_sort(all,
+                      [](const Alike& a, const Alike& b) { return a.sum.bytes > b.sum.bytes; });
+  constexpr size_t kMost = 32;
+  const size_t shown = std::min(all.size(), kMost);
+  const auto append = [](std::string* out, const Alike& one) {
+    absl::StrAppend(out, one.sum.name, " (",
+                    one.count > 1 ? absl::StrCat(one.count, ", ") : std::string(), one.sum.op, ", ",
+                    one.sum.bytes, " bytes)");
   };
-  return absl::StrCat(absl::StrJoin(patterns.begin(), patterns.begin() + shown, ", ", append),
-                      shown < patterns.size() ? ", ..." : "");
+  return absl::StrCat(
+      absl::StrJoin(all.begin(), all.begin() + shown, ", ", append),
+      shown < all.size() ? absl::StrCat(", and ", all.size() - shown, " more kinds") : "");
 }
 
 // "along dp": the mesh dimensions whose cut a change gives up.
@@ -354,8 +365,9 @@ std::string given_up(const MeshContext& context, const Layout& from, const Layou
   return text;
 }
 
-// Says once per weight that a cut of it, which the user wanted, is given up; of a plan that means so
-// (every parameter is cut, and gathered where it is used) in two lines, not in one for each.
+// Says once per weight that a cut of it, which the user wanted, is given up, by which operator and for how
+// many bytes; of a plan that means so (every parameter is cut, and gathered where it is used) in two
+// lines, not in one for each.
 void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
                     const DTensorMeta& weight, MeshContext& context) {
   ++context.observation.counters.unsharded_weights;
@@ -386,16 +398,17 @@ void note_unsharded(const c10::OperatorHandle& op, const InputChange& change,
                           given_up(context, weight.spec->layout, change.target->layout), ": ",
                           bytes, " bytes for each rank, every time ", kCounted));
   } else if (is_new) {
-    said.more.push_back(fqn.empty() ? absl::StrCat("a weight of ", name_of(op), where) : fqn);
-    said.bytes += bytes;
+    said.more.push_back(
+        {fqn.empty() ? absl::StrCat("a weight without a name", where) : fqn, name_of(op), bytes});
   } else if (name == said.first && !said.more.empty()) {
-    warn(op,
-         absl::StrCat("as '", name, "' is, ", said.more.size(), " more ",
-                      said.more.size() == 1 ? "weight is" : "weights are",
-                      " brought elsewhere where operators need them, ", said.bytes,
-                      " bytes for each rank, every time ", kCounted, ": ", patterns_of(said.more)));
+    int64_t sum = 0;
+    for (const Observation::Unsharded& other : said.more) sum += other.bytes;
+    warn(op, absl::StrCat("as ", fqn.empty() ? "that one" : absl::StrCat("'", fqn, "'"), " is, ",
+                          said.more.size(), " more ",
+                          said.more.size() == 1 ? "weight is" : "weights are",
+                          " brought elsewhere where operators need them, ", sum,
+                          " bytes for each rank, every time ", kCounted, ": ", listed(said.more)));
     said.more.clear();
-    said.bytes = 0;
   }
 }
 

@@ -98,7 +98,7 @@ class StrategyWeigher {
 
   std::optional<StrategyCost> weigh(const Strategy& strategy, const StrategyCost* bound,
                                     bool or_equal) const;
-  int64_t pieces(const TensorInfo& info, const Placement& placement) const;
+  double pieces(const TensorInfo& info, const Placement& placement) const;
   double transfer(const Input& input, const Placement& from, const Placement& to) const;
   double move(const Input& input, const Placement& want) const;
   double write_back(const Strategy& strategy) const;

@@ -223,6 +223,21 @@ TEST(StrategyCostTest, CutsThatShareNoWorkAreNone) {
   });
 }
 
+// A vocabulary that the ranks do not divide: the gradient of a head, from cut logits.
+TEST(StrategyCostTest, AnUnevenCutSharesTheWorkToo) {
+  for (const int ranks : {2, 3, 4}) {
+    on_mesh({{"tp", ranks}}, [](const MeshPtr& mesh) {
+      for (const int64_t vocabulary : {1003, 1004, 1009, 50257, 50258}) {
+        SCOPED_TRACE(vocabulary);
+        const Tensor logits = tensor(mesh, {vocabulary, 60}, Shard(0));
+        const Tensor x = tensor(mesh, {60, 48}, Replicate());
+        EXPECT_EQ(taken("aten::mm", {logits, x}), "S(0), R -> S(0)");
+        EXPECT_EQ(taken("aten::mm", {x.t(), logits.t()}), "R, S(1) -> S(1)");
+      }
+    });
+  }
+}
+
 TEST(StrategyCostTest, WhatIsRememberedCostsNothing) {
   on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
     const Tensor p = testing::scattered(at::ones({64, 64}), mesh, {Partial()});

@@ -25,10 +25,14 @@ struct Observation {
   absl::flat_hash_set<std::string> said_gathered, said_unsharded;
   // Of weights that lose a cut the first is said in full; those that follow it are said together, when
   // it is there again: a step has gone by.
+  struct Unsharded {
+    std::string name;
+    std::string op;
+    int64_t bytes;  // for each rank, every time
+  };
   struct {
     std::string first;  // "": there was none
-    std::vector<std::string> more;
-    int64_t bytes = 0;  // of `more`
+    std::vector<Unsharded> more;
   } unsharded;
 };
 

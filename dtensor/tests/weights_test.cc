@@ -75,7 +75,7 @@ TEST(WeightsTest, AWeightThatMeetsACutBatchIsSaidOnceAndCountedEachTime) {
                     "counts each)",
                     "shardweave: as 'up' is, 1 more weight is brought elsewhere where operators "
                     "need them, 96 bytes for each rank, every time (the counter "
-                    "unsharded_weights counts each): down"));
+                    "unsharded_weights counts each): down (aten::mm, 96 bytes)"));
     // Users do not know our functions.
     EXPECT_THAT(warnings.functions, ElementsAre("aten::mm", "aten::mm"));
   });
@@ -116,7 +116,9 @@ TEST(WeightsTest, ManyWeightsAreTwoLines) {
     // 23 of 6 x 8 floats and one of 5 x 6, of which the first rank lacks less than half.
     EXPECT_THAT(warnings.said[1], AllOf(HasSubstr("as 'layers.0.up' is, 24 more weights are"),
                                         HasSubstr(absl::StrCat(23 * 96 + 3 * 6 * 4, " bytes")),
-                                        HasSubstr("layers.*.down (12), layers.*.up (11), head")));
+                                        HasSubstr(": layers.*.down (12, aten::mm, 1152 bytes), "
+                                                  "layers.*.up (11, aten::mm, 1056 bytes), "
+                                                  "head (aten::mm, 72 bytes)")));
   });
 }
 

@@ -73,6 +73,10 @@ class Sample:
     def dense(self):
         return all(t.layout == torch.strided and not t.is_quantized for t in self.tensors)
 
+    def tolerance(self):
+        """Of gradients: cov() of doubles, for one, is given weights in single precision."""
+        return max((TOLERANCES[t.dtype] for t in self.tensors if t.dtype in TOLERANCES), default=0)
+
     def arguments(self, replacements):
         def replace(leaf):
             for old, new in zip(self.tensors, replacements):
@@ -220,8 +224,8 @@ TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float32: 1e-4,
               torch.complex64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 
-def difference(expected, actual):
-    """None, or what is different."""
+def difference(expected, actual, coarsest=0):
+    """None, or what is different. `coarsest`: the tolerance of the coarsest number that it is made of."""
     if not tensor(expected):
         if tensor(actual):
             return "a tensor, wanted %r" % (expected,)
@@ -244,7 +248,7 @@ def difference(expected, actual):
         return "%d of %d elements" % (wrong, expected.numel()) if wrong else None
     expected, actual = expected.detach(), actual.detach()
     finite = expected.abs()[expected.isfinite()]
-    tolerance = TOLERANCES[expected.dtype]
+    tolerance = max(TOLERANCES[expected.dtype], coarsest)
     scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
     close = torch.isclose(actual, expected, tolerance, tolerance * scale, equal_nan=True)
     wrong = int((~close).sum())
@@ -396,7 +400,7 @@ def run(case, mesh):
     if not expected.repeatable:
         return Outcome("right" if failed is None else "second gradient error",
                        text_of(failed) if failed else "", second)
-    found = gradient_differences(expected.gradients, gradients)
+    found = gradient_differences(expected.gradients, gradients, sample.tolerance())
     if found is not None:
         return Outcome("wrong gradient", found, second)
     if failed is not None:
@@ -404,10 +408,10 @@ def run(case, mesh):
     if again is None:
         return Outcome("right", "", second)
     first, again = again
-    found = gradient_differences(expected.gradients, first)
+    found = gradient_differences(expected.gradients, first, sample.tolerance())
     if found is not None:
         return Outcome("wrong second gradient", "with create_graph, %s" % found, "compared")
-    found = gradient_differences(expected.second_gradients, again)
+    found = gradient_differences(expected.second_gradients, again, sample.tolerance())
     if found is not None:
         return Outcome("wrong second gradient", "of %d leaves, then of cotangents: %s" % (
             len(expected.gradients), found), "compared")
@@ -460,14 +464,14 @@ def differences(expected, actual, gathered):
     return None
 
 
-def gradient_differences(expected, gradients):
+def gradient_differences(expected, gradients, tolerance):
     # (A plain tensor is right too: some formulas make a new one, of zeros for instance; finish_grad_sync takes it.)
     for k, (want, got) in enumerate(zip(expected, gradients)):
         if got is None:
             if want is not None and bool(want.any()):
                 return "gradient %d: none" % k
             continue
-        found = difference(torch.zeros_like(got) if want is None else want, got)
+        found = difference(torch.zeros_like(got) if want is None else want, got, tolerance)
         if found is not None:
             return "gradient %d: %s" % (k, found)
     return None
