@@ -4,7 +4,7 @@
 set -euo pipefail
 
 output=$("$1" -n 2 -- "$2")
-[[ $output == *'sum 35'*'DTensor[5] Float [R] on DeviceMesh(dp=2), local [5] at [0]'*'CPUFloatType{5}'* ]] ||
+[[ $output == *'sum 35'*'DTensor[5] Float [S(0)] on DeviceMesh(dp=2), local [3] at [0]'*'CPUFloatType{5}'* ]] ||
   { echo "$output" >&2; exit 1; }
 if output=$(env -u SHARDWEAVE_RUN_ID -u RANK "$2" 2>&1); then
   echo "no launcher is no error: $output" >&2
