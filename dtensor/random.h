@@ -29,9 +29,10 @@ struct PhiloxState {
   friend bool operator==(const PhiloxState&, const PhiloxState&) = default;
 };
 
-// Local: call it with the same seed on every rank. (Other seeds are an error of the next collective over
-// what was drawn; where everything is replicated there is none, and ranks go apart.) Two meshes with rank 0 and one seed give the same
-// numbers; slices that begin elsewhere have a seed made of this one, which random_state() shows.
+// Local: call it with the same seed on every rank. (Other seeds are an error of the next collective
+// over what was drawn; where everything is replicated there is none, and ranks go apart.) Two meshes
+// with rank 0 and one seed give the same numbers; slices that begin elsewhere have a seed made of this
+// one, which random_state() shows.
 void manual_seed(const MeshPtr& mesh, uint64_t seed);
 PhiloxState random_state(const MeshPtr& mesh);
 // Exactly this state: meshes that are given the same one draw alike, whatever their ranks.

@@ -229,13 +229,26 @@ TEST(StrategyCostTest, AnUnevenCutSharesTheWorkToo) {
     on_mesh({{"tp", ranks}}, [](const MeshPtr& mesh) {
       for (const int64_t vocabulary : {1003, 1004, 1009, 50257, 50258}) {
         SCOPED_TRACE(vocabulary);
-        const Tensor logits = tensor(mesh, {vocabulary, 60}, Shard(0));
-        const Tensor x = tensor(mesh, {60, 48}, Replicate());
-        EXPECT_EQ(taken("aten::mm", {logits, x}), "S(0), R -> S(0)");
-        EXPECT_EQ(taken("aten::mm", {x.t(), logits.t()}), "R, S(1) -> S(1)");
+        const c10::AutoGradMode no_grad(false);
+        const Tensor x = tensor(mesh, {512, 768}, Replicate());
+        const Tensor logits = at::mm(x, weight(mesh, {vocabulary, 768}, Shard(0)).t());
+        ASSERT_EQ(layout_of(logits), Layout({Shard(1)}));
+        EXPECT_EQ(taken("aten::mm", {logits.t(), x}), "S(0), R -> S(0)");
+        EXPECT_EQ(taken("aten::mm", {x.t(), logits}), "R, S(1) -> S(1)");
       }
     });
   }
+}
+
+// One row of data that is cut by rows stays cut, whether or not the ranks divide its length.
+TEST(StrategyCostTest, AnUnevenRowStaysCutAsAnEvenOneDoes) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    for (const int64_t columns : {4, 5, 6}) {
+      EXPECT_EQ(
+          taken("aten::select.int", {tensor(mesh, {7, columns}, Shard(0)), int64_t{0}, int64_t{0}}),
+          "S(1) -> S(0)");
+    }
+  });
 }
 
 TEST(StrategyCostTest, WhatIsRememberedCostsNothing) {
