@@ -130,6 +130,10 @@ MeshDims active_mesh_dims(const Layout& from, const Layout& to) {
   return active;
 }
 
+bool may_reduce_jointly(const Placement& after) {
+  return after.kind() != PlacementKind::kStridedShard;
+}
+
 CostModel::Link slowest_link(const CostModel& model, absl::Span<const int> mesh_dims) {
   CostModel::Link result{0, std::numeric_limits<double>::infinity()};
   for (int m : mesh_dims) {
@@ -141,11 +145,6 @@ CostModel::Link slowest_link(const CostModel& model, absl::Span<const int> mesh_
 }
 
 namespace {
-
-// Whether a reduction can leave a piece of this placement on each rank.
-bool can_scatter_to(const Placement& p) {
-  return p.is_shard() && p.kind() != PlacementKind::kStridedShard;
-}
 
 // With `joint`, neighbouring mesh dimensions that are reduced alike are reduced in one collective.
 RedistributePlan direct_plan(const RedistributeProblem& problem, const MeshDims& active,
@@ -166,7 +165,7 @@ RedistributePlan direct_plan(const RedistributeProblem& problem, const MeshDims&
   }
   while (!partials.empty()) {
     const int last = partials.back();
-    const bool scatters = can_scatter_to(to[last]);
+    const bool scatters = to[last].is_shard();
     MeshDims reduced;
     Layout after = builder.at();
     do {
@@ -175,13 +174,10 @@ RedistributePlan direct_plan(const RedistributeProblem& problem, const MeshDims&
       reduced.insert(reduced.begin(), m);
       partials.pop_back();
     } while (joint && !partials.empty() && from[partials.back()] == from[last] &&
-             can_scatter_to(to[partials.back()]) == scatters);
+             to[partials.back()].is_shard() == scatters && may_reduce_jointly(to[last]) &&
+             may_reduce_jointly(to[partials.back()]));
     builder.step(scatters ? StepKind::kReduceScatter : StepKind::kAllReduce, reduced,
                  std::move(after));
-    for (int m : reduced) {
-      if (scatters || !to[m].is_shard()) continue;
-      builder.step(StepKind::kSlice, {m}, builder.with_shard(builder.at(), m, to[m]));
-    }
   }
   move_shards(builder, to, active);
   // From the first one on, so that the Partials within are not there yet: see may_become_partial().

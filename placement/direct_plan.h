@@ -26,12 +26,15 @@ using MeshDims = absl::InlinedVector<int, 4>;  // ascending
 // dimension, they are its innermost cuts in both layouts.
 MeshDims active_mesh_dims(const Layout& from, const Layout& to);
 
+// Whether a reduction over several mesh dimensions may leave this on one of them.
+bool may_reduce_jointly(const Placement& after);
+
 // The link of a step over `mesh_dims`.
 CostModel::Link slowest_link(const CostModel& model, absl::Span<const int> mesh_dims);
 
 // The obvious plan: slice what can be sliced, reduce what has to be reduced, get the rest right in
-// one collective, then make new Partials. For one active mesh dimension nothing is cheaper (unless
-// it goes from Partial to strided shard); for more it is where the search begins.
+// one collective, then make new Partials. For one active mesh dimension nothing is cheaper; for more
+// it is where the search begins.
 RedistributePlan direct_plan(const RedistributeProblem& problem, const MeshDims& active);
 
 }  // namespace shardweave::placement_internal

@@ -56,6 +56,7 @@ TEST(RedistributeBoundTest, PlansOfEvenPiecesReachIt) {
       {"[S(0)]", "[S(0, sf=2)]", {4}},
       {"[P(sum)]", "[R]", {8}},
       {"[P(sum)]", "[S(1)]", {8}},
+      {"[P(sum)]", "[S(0, sf=2)]", {4}},
       {"[P(max)]", "[S(0, sizes=[0,16,32,0])]", {4}},
       {"[S(0), S(1)]", "[R, R]", {4, 2}},
       {"[S(0), S(0)]", "[R, R]", {4, 2}},

@@ -275,7 +275,7 @@ class LayoutGraph {
           return {};
         }
       }
-      if (after[m].is_partial() || after[m].kind() == PlacementKind::kStridedShard) return {};
+      if (after[m].is_partial()) return {};
       edge.elements = after[m].is_shard() ? most_scattered(u, v) : most_reduced(u, {m});
     } else if (before[m].is_replicate()) {
       if (after[m].is_partial()) {

@@ -76,10 +76,8 @@ Layout simplest(const Layout& layout, absl::Span<const int64_t> mesh_shape) {
 }
 
 // Whether the search could not improve on the direct plan, or would take too long.
-bool is_surely_best(const RedistributeProblem& problem, const MeshDims& active) {
-  if (active.size() > kMaxSearchedMeshDims) return true;
-  return active.size() == 1 && !(problem.from[active[0]].is_partial() &&
-                                 problem.to[active[0]].kind() == PlacementKind::kStridedShard);
+bool is_surely_best(const MeshDims& active) {
+  return active.size() == 1 || active.size() > kMaxSearchedMeshDims;
 }
 
 }  // namespace
@@ -154,7 +152,7 @@ absl::StatusOr<RedistributePlan> plan_redistribute(const Layout& from, const Lay
   if (active.empty()) return RedistributePlan();
   const RedistributeProblem problem{simple_from, simple_to, mesh_shape, shape, element_size, model};
   RedistributePlan plan = direct_plan(problem, active);
-  if (!is_surely_best(problem, active)) {
+  if (!is_surely_best(active)) {
     std::optional<RedistributePlan> better = search_plan(problem, active, &plan);
     if (better.has_value()) plan = *std::move(better);
   }
@@ -168,17 +166,10 @@ double transition_cost(const Placement& from, const Placement& to, int64_t num_r
   if (num_ranks == 1 || local_bytes == 0 || from == to || from.is_replicate()) return 0;
   const double bytes = static_cast<double>(local_bytes);
   const double piece = bytes / static_cast<double>(num_ranks);
-  auto cost = [&](int messages, double sent) {
-    return messages * link.latency + sent / link.bandwidth;
-  };
-  if (from.is_partial()) {
-    const double all_reduce = cost(1, 2 * (bytes - piece));
-    if (!to.is_shard()) return all_reduce;
-    if (to.kind() != PlacementKind::kStridedShard) return cost(1, bytes - piece);
-    return std::min(all_reduce, cost(2, bytes));  // reduce_scatter, then an exchange
-  }
-  if (!to.is_shard()) return cost(1, bytes * static_cast<double>(num_ranks - 1));
-  return cost(1, to.dim() == from.dim() ? bytes : bytes - piece);
+  auto cost = [&](double sent) { return link.latency + sent / link.bandwidth; };
+  if (from.is_partial()) return cost((to.is_shard() ? 1 : 2) * (bytes - piece));
+  if (!to.is_shard()) return cost(bytes * static_cast<double>(num_ranks - 1));
+  return cost(to.dim() == from.dim() ? bytes : bytes - piece);
 }
 
 }  // namespace shardweave

@@ -81,9 +81,10 @@ enum class StepKind : uint8_t {
   kSlice,
   // P(op) -> R, one op. Elementwise reduction over the group; op == avg divides by k.
   kAllReduce,
-  // P(op) -> S(d), one op, plain or ragged (contiguous) shards, also of different tensor
-  // dimensions. Rank c gets the reduction of the indices cut(after[m], size, k, c) of dimension d;
-  // of several mesh dimensions, of what their cuts, the innermost in step.after, leave it.
+  // P(op) -> S(d), one op, any shard. Rank c gets the reduction of the indices
+  // cut(after[m], size, k, c) of dimension d. Of several mesh dimensions, which may cut different
+  // tensor dimensions, but not by strided shards: of what their cuts, the innermost in step.after,
+  // leave it.
   kReduceScatter,
   // S(i) -> S(j), i != j, any shards. Rank c gets from each rank the indices
   // cut(after[m], size of j, k, c) of dimension j. What comes from rank c goes to the indices

@@ -55,8 +55,7 @@ TEST(RedistributePlanTest, OneCollectiveForOneMeshDimension) {
        "all_gather(mesh dim 0, S(0) -> R): 96 bytes; to_partial(mesh dim 0, R -> P(sum))"},
       {"[P(sum)]", "[P(max)]",
        "all_reduce(mesh dim 0, P(sum) -> R): 192 bytes; to_partial(mesh dim 0, R -> P(max))"},
-      {"[P(sum)]", "[S(0, sf=2)]",
-       "all_reduce(mesh dim 0, P(sum) -> R): 192 bytes; slice(mesh dim 0, R -> S(0, sf=2))"},
+      {"[P(sum)]", "[S(0, sf=2)]", "reduce_scatter(mesh dim 0, P(sum) -> S(0, sf=2)): 96 bytes"},
       {"[S(0)]", "[S(0)]", "nothing to do"},
   };
   for (const auto& c : cases) {
@@ -86,6 +85,15 @@ TEST(RedistributePlanTest, ReductionsOverSeveralMeshDimensionsAreOneCollective) 
             "48 bytes");
   EXPECT_EQ(plan("[P(sum), P(sum)]", "[S(1), S(0)]", {2, 2}, {3, 5}).to_string(),
             "reduce_scatter(mesh dims [0, 1], [P(sum), P(sum)] -> [S(1), S(0)]): 52 bytes");
+  // A strided shard takes none with it.
+  const RedistributePlan strided =
+      plan("[P(sum), P(sum), P(sum)]", "[S(1), S(0, sf=2), S(1)]", {2, 2, 2}, {1024, 1024});
+  for (const RedistributeStep& step : strided.steps) {
+    if (step.after[1] != step.before[1]) {
+      EXPECT_THAT(step.mesh_dims, ElementsAre(1)) << strided;
+    }
+  }
+  EXPECT_EQ(strided.bytes(), 4 * 7 * (1 << 17)) << strided;
   // The sum is not to be had before the maximum.
   EXPECT_EQ(plan("[P(sum), P(max)]", "[R, R]", {2, 2}, {8, 8}).steps.size(), 2u);
 }

@@ -349,7 +349,6 @@ std::optional<Search::Edge> Search::edge_on(int i, const Node& from, const Node&
   if (before.is_partial()) {
     if (after.is_partial() || !may_reduce(from, i)) return std::nullopt;
     if (after.is_replicate()) return edge(StepKind::kAllReduce);
-    if (after.kind() == PlacementKind::kStridedShard) return std::nullopt;
     return edge(StepKind::kReduceScatter);
   }
   if (before.is_replicate()) {
@@ -377,7 +376,7 @@ std::optional<Search::Edge> Search::joint_reduction(Mask changed, const Node& fr
   for (int i = 0; i < num_active(); ++i) {
     if ((changed >> i & 1) == 0) continue;
     if (!placement(from, i).is_partial(op) || !may_reduce(from, i)) return std::nullopt;
-    if (placement(to, i).kind() == PlacementKind::kStridedShard) return std::nullopt;
+    if (!may_reduce_jointly(placement(to, i))) return std::nullopt;
   }
   return Edge{scattered == 0 ? StepKind::kAllReduce : StepKind::kReduceScatter, changed};
 }

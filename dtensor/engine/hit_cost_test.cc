@@ -325,6 +325,8 @@ TEST(HitCostTest, EvenPartsHaveNoCounts) {
   EXPECT_EQ(sent({8, 3}, RaggedShard(0, {2, 3, 1, 2}), Replicate()), "all_gather_v");
   EXPECT_EQ(sent({8, 3}, Partial(), Shard(0)), "reduce_scatter");
   EXPECT_EQ(sent({8, 3}, Partial(), Shard(1)), "reduce_scatter_v");
+  EXPECT_EQ(sent({16, 3}, Partial(), StridedShard(0, 2)), "reduce_scatter");
+  EXPECT_EQ(sent({12, 3}, Partial(), StridedShard(0, 2)), "reduce_scatter_v");
   EXPECT_EQ(sent({8, 4}, Shard(0), Shard(1)), "all_to_all");
   EXPECT_EQ(sent({8, 5}, Shard(0), Shard(1)), "all_to_all_v");
   EXPECT_EQ(sent({6, 4}, Shard(0), Shard(1)), "all_to_all_v");
@@ -347,6 +349,7 @@ TEST(HitCostTest, PackingDoesNotDependOnTheNumberOfRanks) {
   const std::pair<Placement, Placement> moves[] = {{Shard(1), Replicate()},
                                                    {Shard(1), Shard(2)},
                                                    {Partial(), Shard(1)},
+                                                   {Partial(), StridedShard(2, 2)},
                                                    {Shard(2), StridedShard(2, 2)}};
   for (const auto& [from, to] : moves) {
     const int64_t few = allocations_of_a_redistribution(4, from, to);

@@ -265,18 +265,30 @@ class Step {
   }
 
   void reduce_scatter(StepSchedule& s) const {
-    s.op = OpKind::kReduceScatter;
     s.reduce_op = step_.before[mesh_dim_].reduce_op();
+    const bool even = step_.mesh_dims.size() == 1 ? scatter_on_one(s) : scatter_jointly(s);
+    s.op = even ? OpKind::kReduceScatter : OpKind::kReduceScatterV;
+    if (!multiplies()) return;
+    s.op = even ? OpKind::kAllToAll : OpKind::kAllToAllV;
+    if (!even) s.out_counts.assign(group_size(), count(s.after));
+    gather_factors(s);
+  }
+
+  // What goes to whom, on one mesh dimension and on several; whether all get as much.
+  bool scatter_on_one(StepSchedule& s) const {
+    const Placement& leaving = step_.after[mesh_dim_];
+    s.pack = parts(leaving, s.before);
+    if (is_even(leaving, s.before[leaving.dim()], num_ranks_)) return true;
+    s.in_counts = counts(leaving, s.before);
+    return false;
+  }
+
+  bool scatter_jointly(StepSchedule& s) const {
     const std::vector<Cuts> cuts = cuts_of(step_.after);
     Dims group_shape;
     for (int m : step_.mesh_dims) group_shape.push_back(context_.mesh().size(m));
-    if (std::optional<PackSchedule> even = even_parts(cuts, step_.after, s.before)) {
-      s.pack = std::move(even);
-      if (!multiplies()) return;
-      s.op = OpKind::kAllToAll;
-      return gather_factors(s);
-    }
-    s.op = OpKind::kReduceScatterV;
+    s.pack = even_parts(cuts, step_.after, s.before);
+    if (s.pack.has_value()) return true;
     PackSchedule& pack = s.pack.emplace(s.before);
     Dims peer(group_shape.size(), 0), offset(s.before.size(), 0), shape = s.before;
     const int64_t num_peers = group_size();
@@ -287,9 +299,12 @@ class Step {
         offset[c.dim] = 0;
         shape[c.dim] = s.before[c.dim];
         for (size_t i : c.by) {
-          // Plain and ragged cuts leave one interval at most.
+          // One interval at most: of plain and ragged cuts.
           const Intervals kept =
               cut(step_.after[step_.mesh_dims[i]], shape[c.dim], group_shape[i], peer[i]);
+          if (kept.size() > 1) {
+            throw Error(absl::InternalError(absl::StrCat("no joint step: ", step_.to_string())));
+          }
           offset[c.dim] += kept.empty() ? 0 : kept[0].begin;
           shape[c.dim] = kept.empty() ? 0 : kept[0].size();
         }
@@ -297,10 +312,7 @@ class Step {
       pack.add_part(offset, shape);
       s.in_counts.push_back(count(shape));
     }
-    if (!multiplies()) return;
-    s.op = OpKind::kAllToAllV;
-    s.out_counts.assign(num_peers, count(s.after));
-    gather_factors(s);
+    return false;
   }
 
   void all_to_all(StepSchedule& s) const {

@@ -127,7 +127,7 @@ TEST(RedistributeTest, AbsurdSplitFactors) {
       const at::Tensor whole = numbers({8, 4});
       for (const int64_t factor : {int64_t{1} << 62, INT64_MAX}) {
         const Placement absurd = StridedShard(0, factor);
-        for (const Placement& other : {Placement(Replicate()), Placement(Shard(1))}) {
+        for (const Placement& other : {Placement(Replicate()), Placement(Shard(1)), Partial()}) {
           SCOPED_TRACE(absurd.to_string() + ", " + other.to_string());
           expect_value(redistribute(scattered(whole, mesh, {absurd}), Placements{other}), whole);
           expect_value(redistribute(scattered(whole, mesh, {other}), Placements{absurd}), whole);

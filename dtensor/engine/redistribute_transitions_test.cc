@@ -292,7 +292,8 @@ TEST(RedistributeTransitionsTest, EveryDtype) {
 
 TEST(RedistributeTransitionsTest, ComplexNumbersAreConjugatedAndMultiplied) {
   on_mesh({{"x", 3}}, [](const MeshPtr& mesh) {
-    const at::Tensor whole = at::complex(numbers({5, 4}, at::kFloat), numbers({5, 4}, at::kFloat));
+    // On 3 ranks: uneven rows, and columns of which each rank has as many.
+    const at::Tensor whole = at::complex(numbers({5, 6}, at::kFloat), numbers({5, 6}, at::kFloat));
     const at::Tensor sharded = distribute_tensor(whole, mesh, Placements{Shard(0)}).conj();
     EXPECT_TRUE(at::equal(full_tensor(sharded), whole.conj().resolve_conj()));
     const double r = 1.0 + static_cast<double>(mesh->coordinate()[0]);
@@ -300,7 +301,8 @@ TEST(RedistributeTransitionsTest, ComplexNumbersAreConjugatedAndMultiplied) {
     const at::Tensor product = whole * whole * whole * c10::complex<double>(1, 1) *
                                c10::complex<double>(2, 1) * c10::complex<double>(3, 1);
     const at::Tensor partial = from_local(factor, mesh, {Partial(ReduceOp::kProduct)});
-    for (const Placement& to : {Replicate(), Shard(0), Shard(1), StridedShard(0, 2)}) {
+    for (const Placement& to :
+         {Replicate(), Shard(0), Shard(1), StridedShard(0, 2), StridedShard(1, 2)}) {
       EXPECT_TRUE(at::allclose(full_tensor(redistribute(partial, Placements{to})), product)) << to;
     }
   });
