@@ -270,6 +270,25 @@ TEST(AttentionRulesTest, FlashAttention) {
   });
 }
 
+// Several sequences that are cut: the rows of a projection are a strided cut of their tokens. What all
+// queries say of the keys goes to whoever has the tokens, and from there to the weight.
+TEST(AttentionRulesTest, GradientsOfTheKeysOfACutBatchAreSentOnce) {
+  on_mesh({{"sp", 2}}, [](const MeshPtr& mesh) {
+    constexpr int64_t kBatch = 3, kTokens = 64, kWidth = 256;
+    auto heads = [](const at::Tensor& of_tokens) {
+      return of_tokens.view({kBatch, kTokens, 2, kWidth / 2}).transpose(1, 2);
+    };
+    const at::Tensor x = distribute_tensor(at::randn({kBatch, kTokens, kWidth}), mesh, {Shard(1)});
+    const at::Tensor weight =
+        distribute_tensor(at::randn({kWidth, kWidth}), mesh, {Replicate()}).requires_grad_();
+    const at::Tensor scores = heads(x).matmul(heads(at::linear(x, weight)).transpose(2, 3));
+    const at::Tensor loss = at::softmax(scores, -1).square().sum();
+    const CommTrace trace(mesh);
+    loss.backward();
+    EXPECT_COMMS(trace, {testing::reduce_scatter("sp", kBatch * kTokens * kWidth / 2 * 4)});
+  });
+}
+
 TEST(AttentionRulesTest, RefusesDropoutInTheFusedOperator) {
   const absl::Status status = try_on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
     const at::Tensor q = distribute_tensor(at::ones({2, 2, 3, 4}), mesh, Placements{Shard(0)});
