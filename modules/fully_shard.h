@@ -153,8 +153,10 @@ std::string to_json(const std::vector<FullyShardUnit>& units);
 
 // Parameters that are plain become DTensors, as do buffers; those that are in a unit already (of an
 // inner module, by an earlier call) stay there. A tied parameter belongs to one unit, that of its
-// first name. Numbers (0-dimensional parameters) stay replicated; then finish_grad_sync() brings
-// their gradients. Unit by unit the parameters of one dtype and device.
+// first name, which is gathered wherever the parameter is used: with units between its uses (an
+// embedding that is the head as well) each time anew. Numbers (0-dimensional parameters) stay
+// replicated; then finish_grad_sync() brings their gradients. Unit by unit the parameters of one dtype
+// and device.
 //
 // Collective over the mesh; compares the ranks' units. Throws Error before anything is changed:
 // InvalidArgument for a dimension that the mesh does not have, a parameter on another mesh or cut along
