@@ -18,17 +18,23 @@ bool any_unusual(absl::Span<const Placement> placements) {
   return std::any_of(placements.begin(), placements.end(), is_unusual);
 }
 
+// Calls f(placement) for where an input lies along mesh dimension `m`, and for where it is remembered
+// to have been brought.
+template <typename F>
+void for_each_place(const TensorInfo& input, int m, F f) {
+  if (input.spec != nullptr) f(input.spec->layout[m]);
+  if (input.remembered != nullptr) f(input.remembered->layout[m]);
+}
+
 // What rules say of Shard(d) holds for any subset of the indices of d, unless they are chunks_only:
 // offer each strategy again with the strided or ragged cuts that the inputs have. A strategy that
 // names such a shard itself means that one.
 void add_unusual_shards(const OpCall& call, Strategies& strategies) {
   const size_t count = strategies.list().size();
   std::vector<Placement> seen;
-  for (int i = 0; i < call.num_inputs(); ++i) {
-    const SpecRef& spec = call.input(i).spec;
-    if (spec == nullptr || !is_unusual(spec->layout[call.mesh_dim])) continue;
-    const Placement& current = spec->layout[call.mesh_dim];
-    if (std::find(seen.begin(), seen.end(), current) != seen.end()) continue;
+  const auto add = [&](int i, const Placement& current) {
+    if (!is_unusual(current)) return;
+    if (std::find(seen.begin(), seen.end(), current) != seen.end()) return;
     seen.push_back(current);
     for (size_t s = 0; s < count; ++s) {
       const Strategy& plain = strategies.list()[s];
@@ -49,6 +55,9 @@ void add_unusual_shards(const OpCall& call, Strategies& strategies) {
       if (!variant.then.empty()) variant.then = variant.outputs;
       if (fits) strategies.list().push_back(std::move(variant));
     }
+  };
+  for (int i = 0; i < call.num_inputs(); ++i) {
+    for_each_place(call.input(i), call.mesh_dim, [&](const Placement& p) { add(i, p); });
   }
 }
 
@@ -426,7 +435,7 @@ Decision propagate(MeshContext& context, OpCall& call, const ShardedRule& rule,
     call.num_ranks = context.mesh().size(m);
     bool any_sharded = false;
     for (const TensorInfo& input : call.inputs) {
-      any_sharded |= input.spec != nullptr && input.spec->layout[m].is_shard();
+      for_each_place(input, m, [&](const Placement& p) { any_sharded |= p.is_shard(); });
     }
     offer(call, rule, strategies);
     const StrategyChoice choice(context, call, cut_order, written_input, decision.kernel,

@@ -11,6 +11,9 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
+// Slices are not found again by others like them: a bound keeps a loop over them from piling up.
+constexpr size_t kMaxRemembered = 8;
+
 using Order = absl::InlinedVector<int64_t, 6>;
 
 // The dimensions of the whole tensor by their place in memory, outermost first; nullopt if its
@@ -89,6 +92,28 @@ bool are_cut_alike(const Spec& a, const Spec& b) {
   return true;
 }
 
+// What is known before anything is decided: `kept` as this very tensor has it, if that has the same
+// dimensions in another order.
+std::optional<Remembered> seen_as(const Remembered& kept, const DTensorMeta& meta) {
+  const Spec& spec = *meta.spec;
+  const Spec& source = *kept.source_spec;
+  if (meta.place != kept.place || spec.dtype != source.dtype || spec.ndim() != source.ndim() ||
+      spec.numel() != source.numel()) {
+    return std::nullopt;
+  }
+  const std::optional<Order> order = memory_order(spec);
+  const std::optional<Order> source_order = memory_order(source);
+  if (!order.has_value() || !source_order.has_value() ||
+      permuted(spec.sizes, *order) != permuted(source.sizes, *source_order) ||
+      permuted(spec.layout, *order) != permuted(source.layout, *source_order)) {
+    return std::nullopt;
+  }
+  const Order back = inverse(*order);
+  const Layout layout = *permuted(*permuted(kept.spec->layout, *source_order), back);
+  return Remembered(kept, meta.spec, meta.context->with_layout(spec, layout),
+                    permuted(permuted(kept.local, *source_order), back));
+}
+
 // `kept` as the tensor that `meta` and `target` describe, if both have the same elements.
 std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& meta,
                                   const Spec& target) {
@@ -133,13 +158,22 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
 }  // namespace
 
 const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec) {
-  const auto& list = meta.family->remembered;
+  auto& list = meta.family->remembered;
+  const uint64_t now = meta.context->captures.generation;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
-    if (kept->place != meta.place || kept->source_spec != meta.spec ||
-        !kept->is_current(meta.context->captures.generation)) {
+    if (kept->place != meta.place || kept->source_spec != meta.spec || !kept->is_current(now)) {
       continue;
     }
     if (spec == nullptr || kept->spec.get() == spec) return &*kept;
+  }
+  // Nothing is given up for it: another input of this call may be that.
+  if (spec != nullptr || list.size() >= kMaxRemembered) return nullptr;
+  for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
+    if (!kept->is_current(now)) continue;
+    std::optional<Remembered> found = seen_as(*kept, meta);
+    if (!found.has_value()) continue;
+    list.push_back(*std::move(found));
+    return &list.back();
   }
   return nullptr;
 }
@@ -170,8 +204,6 @@ void remember(DTensorMeta& meta, SpecRef target, at::Tensor local) {
   if (meta.local().is_inference()) return;
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   auto& list = meta.family->remembered;
-  // Slices are not found again by others like them: a bound keeps a loop over them from piling up.
-  constexpr size_t kMaxRemembered = 8;
   const uint64_t now = meta.context->captures.generation;
   std::erase_if(list, [&](const Remembered& kept) { return !kept.is_current(now); });
   if (list.size() == kMaxRemembered) list.erase(list.begin());

@@ -37,8 +37,8 @@ inline CutOrigins origins_of(const c10::TensorImpl* impl) {
   return {.data = 0, .weight = origins.data | origins.weight};
 }
 
-// The form of this very handle, a shallow copy of it, or a view that lies as it does, that is
-// remembered; null: none.
+// The form of this very handle, a shallow copy of it, or a view that lies as it does or only permutes
+// dimensions, that is remembered; null: none. (Of a permuted view its form is kept with the other.)
 // Several: the latest, or the one that lies like `spec`.
 const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec = nullptr);
 inline const Remembered* remembered_form(const DTensorMeta& meta) {

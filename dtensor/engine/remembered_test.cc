@@ -91,6 +91,34 @@ TEST(RememberedTest, ADimensionOfOneElementThatIsCut) {
 }
 
 // Each writes to a tensor, or to one that shares its memory, and does the same to `whole`.
+// A sum that one operator wanted in parts lies in parts for the next: nobody makes it whole for them, and
+// each rank goes on with its part.
+TEST(RememberedTest, ASumInPartsIsUsedInParts) {
+  for (const Placement& parts : {Shard(0), StridedShard(0, 2), RaggedShard(0, {1, 7})}) {
+    on_mesh({{"sp", 2}}, [&](const MeshPtr& mesh) {
+      const Tensor a = numbers({8, 6}), b = numbers({6, 5}), x = numbers({8, 5}), w = numbers({5});
+      const Tensor plain = a.mm(b);
+      const Tensor sum = distribute_tensor(a, mesh, Placements{Shard(1)})
+                             .mm(distribute_tensor(b, mesh, Placements{Shard(0)}));
+      ASSERT_TRUE(layout_of(sum)[0].is_partial());
+      const Tensor in_parts = distribute_tensor(x, mesh, Placements{parts});
+      const Tensor whole = distribute_tensor(w, mesh, Placements{Replicate()});
+      const Tensor table = distribute_tensor(b.t().contiguous(), mesh, Placements{Replicate()});
+      const CommTrace trace(mesh);
+      const std::pair<Tensor, Tensor> results[] = {{sum * in_parts, plain * x},
+                                                   {sum * whole, plain * w},
+                                                   {sum * 2, plain * 2},
+                                                   {sum.mm(table), plain.mm(b.t())},
+                                                   {sum.softmax(-1), plain.softmax(-1)}};
+      EXPECT_COMMS(trace, {{"reduce_scatter", 1}});
+      for (const auto& [ours, want] : results) {
+        EXPECT_EQ(layout_of(ours)[0], parts);
+        expect_value(ours, want);
+      }
+    });
+  }
+}
+
 TEST(RememberedTest, AWriteEndsIt) {
   using Write = void (*)(const Tensor& x, const Tensor& whole);
   const std::pair<const char*, Write> writes[] = {

@@ -217,7 +217,7 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
     takes_sum_of_data |= want.is_partial() && input.sums_data;
     whole_factor |=
         want.is_replicate() && input.numel > 1 && !input.is_index && !input.info->only_shape;
-    cuts_stay |= stays && want.is_shard();
+    cuts_stay |= want.is_shard() && (stays || (input.kept != nullptr && want == *input.kept));
     if (input.is_data) {
       any_data = true;
       // Indices are little beside what they name: a batch stays cut in what is made of them.

@@ -46,6 +46,13 @@ struct Remembered {
         counted(&bytes, Uncount{static_cast<int64_t>(local.nbytes())}) {
     bytes += static_cast<int64_t>(local.nbytes());
   }
+  // The same, as a view of its source has it: `local` is a view of the other's.
+  Remembered(const Remembered& other, SpecRef source_spec_in, SpecRef spec_in, at::Tensor local_in)
+      : Remembered(other) {
+    source_spec = std::move(source_spec_in);
+    spec = std::move(spec_in);
+    local = std::move(local_in);
+  }
 
   // With the generation of the mesh now.
   bool is_current(uint64_t now) const {
@@ -65,7 +72,7 @@ struct Remembered {
     int64_t bytes;
     void operator()(int64_t* total) const { *total -= bytes; }
   };
-  std::unique_ptr<int64_t, Uncount> counted;
+  std::shared_ptr<int64_t> counted;  // once, however many views there are
 };
 
 struct ForwardLayouts;  // forward_plan.h

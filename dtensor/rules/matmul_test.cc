@@ -271,21 +271,28 @@ TEST(AttentionRulesTest, FlashAttention) {
 }
 
 // Several sequences that are cut: the rows of a projection are a strided cut of their tokens. What all
-// queries say of the keys goes to whoever has the tokens, and from there to the weight.
+// queries say of the keys goes to whoever has the tokens, and from there to the weight and on.
 TEST(AttentionRulesTest, GradientsOfTheKeysOfACutBatchAreSentOnce) {
   on_mesh({{"sp", 2}}, [](const MeshPtr& mesh) {
     constexpr int64_t kBatch = 3, kTokens = 64, kWidth = 256;
+    auto parameter = [&](const at::Tensor& values) {
+      return distribute_tensor(values, mesh, Placements{Replicate()}).requires_grad_();
+    };
     auto heads = [](const at::Tensor& of_tokens) {
       return of_tokens.view({kBatch, kTokens, 2, kWidth / 2}).transpose(1, 2);
     };
-    const at::Tensor x = distribute_tensor(at::randn({kBatch, kTokens, kWidth}), mesh, {Shard(1)});
-    const at::Tensor weight =
-        distribute_tensor(at::randn({kWidth, kWidth}), mesh, {Replicate()}).requires_grad_();
+    const at::Tensor input =
+        distribute_tensor(at::randn({kBatch, kTokens, kWidth}), mesh, Placements{Shard(1)});
+    const at::Tensor scale = parameter(at::randn({kWidth}));
+    const at::Tensor weight = parameter(at::randn({kWidth, kWidth}));
+    const at::Tensor x = input * scale;
     const at::Tensor scores = heads(x).matmul(heads(at::linear(x, weight)).transpose(2, 3));
     const at::Tensor loss = at::softmax(scores, -1).square().sum();
     const CommTrace trace(mesh);
     loss.backward();
-    EXPECT_COMMS(trace, {testing::reduce_scatter("sp", kBatch * kTokens * kWidth / 2 * 4)});
+    // The keys once more, whole, for the gradient of the queries.
+    constexpr int64_t kBytes = kBatch * kTokens * kWidth / 2 * 4;
+    EXPECT_COMMS(trace, {testing::all_gather("sp", kBytes), testing::reduce_scatter("sp", kBytes)});
   });
 }
 
