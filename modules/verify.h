@@ -105,7 +105,8 @@ void copy_values(const torch::nn::Module& from, torch::nn::Module& to);
 }  // namespace modules_internal
 
 // The same, of a model that is there: `run(model, inputs)` for both, by default
-// model.forward(inputs...). The reference gets inputs that are DTensors whole.
+// model.forward(inputs...). `model` is the module (NetImpl&), no holder. The reference gets inputs that
+// are DTensors whole.
 template <typename Model, typename Run = modules_internal::CallForward>
 Verification verify(Model& model, Model& reference, const std::vector<at::Tensor>& inputs,
                     const Run& run = {}, const VerifyOptions& options = {}) {

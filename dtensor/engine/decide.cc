@@ -14,7 +14,7 @@ namespace {
 
 using c10::IValue;
 
-TensorInfo info_of(c10::TensorImpl* impl) {
+TensorInfo info_of(c10::TensorImpl* impl, bool for_view) {
   TensorInfo info;
   if (!defined(impl)) return info;
   info.defined = true;
@@ -25,7 +25,7 @@ TensorInfo info_of(c10::TensorImpl* impl) {
   const DTensorMeta& meta = meta_of(impl);
   info.spec = meta.spec;
   info.origins = origins_of(impl);
-  if (const Remembered* kept = remembered_form(meta)) info.remembered = kept->spec;
+  if (const RememberedForm* kept = remembered_form(meta, for_view)) info.remembered = kept->spec;
   return info;
 }
 
@@ -165,7 +165,7 @@ void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, const Shar
     fail(op, absl::StatusCode::kInternal,
          "the sharding rule has no shape function and the operator no kernel for meta tensors");
   }
-  const bool views = info.is_view || info.changes_shape;
+  const bool views = info.makes_view();
   if (infer_view(op, args, call)) {
     if (views) begins.emplace_back(0);
     return;
@@ -173,7 +173,7 @@ void infer_outputs(const c10::OperatorHandle& op, const OpInfo& info, const Shar
   const c10::Stack stack = call_with_stand_ins(op, info, args, at::kMeta);
   auto add = [&](const IValue& v) {
     c10::TensorImpl* impl = v.isTensor() ? v.unsafeToTensorImpl() : nullptr;
-    call.outputs.push_back(info_of(impl));
+    call.outputs.push_back(info_of(impl, views));
     if (views) begins.push_back(defined(impl) ? begin_of(op, call.input(0), impl) : std::nullopt);
   };
   for (const IValue& v : stack) {
@@ -281,9 +281,10 @@ void change_input(MeshContext& context, const OpCall& call, int i, SpecRef targe
       change.plan = std::move(plan);
     }
   }
-  if (change.from == nullptr && !change.plan->is_local) {
+  if (!change.plan->is_local) {
     change.remember = worth_remembering(from->layout, input.origins, change.target->layout);
     change.unshards_weight =
+        change.from == nullptr &&
         gives_up_cut(from->layout, input.origins.weight, change.target->layout);
   }
   entry.communicates |= !change.plan->is_local;
@@ -340,7 +341,7 @@ OpCall make_call(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<c
     if (info.is_out[arg]) return;
     const bool first = call.input_arg.empty() || call.input_arg.back() != static_cast<int>(arg);
     element = first ? 0 : element + 1;
-    call.inputs.push_back(info_of(impl));
+    call.inputs.push_back(info_of(impl, info.makes_view()));
     call.input_arg.push_back(static_cast<int>(arg));
     call.input_element.push_back(info.args[arg] == ArgKind::kTensorList ? element : -1);
   });

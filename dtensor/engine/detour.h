@@ -40,6 +40,15 @@ inline void sync_view(const DTensorMeta& meta, std::string_view op) {
   if (meta.detour != nullptr) bring_again(meta, op);
 }
 
+// What everybody does first with a DTensor: its meta, up to date.
+inline DTensorMeta& synchronise(c10::TensorImpl* impl, std::string_view op) {
+  if (may_be_resized(impl)) [[unlikely]]
+    follow_resize(impl);
+  DTensorMeta& meta = meta_of(impl);
+  sync_view(meta, op);
+  return meta;
+}
+
 // Throws Error (FailedPrecondition) if of `tensors`, which are about to be written together, two are
 // views of one tensor and one of them is a copy: going back it would undo what the other has written.
 void check_written_together(absl::Span<const at::Tensor> tensors, std::string_view op);

@@ -163,15 +163,14 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool add_tensor(const c10::OperatorHandle& o
   if (impl == nullptr) {
     key.push_back(kNone);
   } else if (is_dtensor(impl)) [[likely]] {
-    const DTensorMeta& meta = meta_of(impl);
-    sync_view(meta, op.operator_name().name);
+    const DTensorMeta& meta = synchronise(impl, op.operator_name().name);
     // Specs are aligned: bits of the address say whether cuts are a weight's, and whether what is
     // remembered follows.
     const bool weight = meta.spec->origins.data != 0 && is_parameter(impl);
-    const Remembered* kept = remembered_form(meta);
+    const RememberedForm* kept = remembered_form(meta, info.makes_view());
     if (kept != nullptr && meta.part.state() == LocalPart::State::kGatheredOnUse) {
       meta.local();  // gathered anew, nothing is remembered of it
-      kept = remembered_form(meta);
+      kept = remembered_form(meta, info.makes_view());
     }
     key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight | (kept != nullptr ? 2 : 0));
     if (kept != nullptr) key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
@@ -523,6 +522,12 @@ class Runner {
       const at::Tensor kept = remembered_for(change, impl);
       ++context_.observation.counters.remembered_uses;
       at::Tensor result = moved(change, kept, parameter_of(meta_of(impl)));
+      if (shared && is_kept(change.remember)) remember(meta_of(impl), change.target, result);
+      // As the tensor lies, whichever view of it has been brought.
+      if (!result.is_contiguous() &&
+          change.target->strides == contiguous_strides(change.target->sizes)) {
+        return result.contiguous();
+      }
       return shared || !result.is_alias_of(kept) ? result : result.clone();
     }
     if (change.unshards_weight) note_unsharded(op_, change, meta_of(impl), context_);
@@ -537,7 +542,7 @@ class Runner {
     for (const auto& [held_for, form] : held_) {
       if (held_for == &change) return form;
     }
-    const Remembered* form = find_remembered(meta_of(impl), change.from.get());
+    const RememberedForm* form = find_remembered(meta_of(impl), change.from.get());
     if (form == nullptr) {
       fail(op_, absl::StatusCode::kInternal, "what was remembered of an input is gone");
     }
@@ -949,7 +954,7 @@ std::optional<Decided> decide_only(const c10::OperatorHandle& op, absl::Span<con
   if (composed_rule(op, info, given) != nullptr || info.decompose) return std::nullopt;
   const std::vector<IValue> args = taken_as_equal(op, info, shared, given);
   for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
-    if (defined(impl) && is_dtensor(impl)) sync_view(meta_of(impl), op.operator_name().name);
+    if (defined(impl) && is_dtensor(impl)) synchronise(impl, op.operator_name().name);
   });
   OpCall call = make_call(op, info, args);
   Decided decided{&context, nullptr, std::move(call.inputs), std::move(call.input_arg), {}};
@@ -972,7 +977,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     check_one_mesh(op, info, *context, args);
     check_call(op, info, args);
     for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
-      if (defined(impl) && is_dtensor(impl)) sync_view(meta_of(impl), op.operator_name().name);
+      if (defined(impl) && is_dtensor(impl)) synchronise(impl, op.operator_name().name);
     });
     run_composed(op, info, *composed, *context, *stack, base);
     return;
@@ -1007,7 +1012,7 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
       if (!defined(impl) || !is_dtensor(impl)) return;
       made->key_specs.push_back(meta_of(impl).spec);
-      if (const Remembered* kept = remembered_form(meta_of(impl))) {
+      if (const RememberedForm* kept = remembered_form(meta_of(impl), info.makes_view())) {
         made->key_specs.push_back(kept->spec);
       }
     });

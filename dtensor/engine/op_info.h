@@ -44,6 +44,9 @@ struct OpInfo {
   bool checks_on_meta = false;
   bool decompose = false;  // run the operator's own composite kernel on the DTensors
   c10::DispatchKey composite_key = c10::DispatchKey::Undefined;
+
+  // What it returns shares memory with what it was given.
+  bool makes_view() const { return is_view || changes_shape; }
 };
 
 }  // namespace shardweave::dtensor_internal

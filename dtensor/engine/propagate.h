@@ -25,8 +25,8 @@ struct Decision {
 };
 
 // Everything that the rule offers along call.mesh_dim, checked: all-Replicate first, then the
-// rule's own, then these with the strided and ragged shards that the inputs have. Throws Error if
-// the rule returns nonsense, naming the operator.
+// rule's own, then these with the strided and ragged shards that the inputs have, or are remembered
+// in. Throws Error if the rule returns nonsense, naming the operator.
 std::vector<Strategy> strategies_of(const OpCall& call, const ShardedRule& rule);
 
 // What propagate() weighed on one mesh dimension, for explain.h.

@@ -11,9 +11,6 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-// Slices are not found again by others like them: a bound keeps a loop over them from piling up.
-constexpr size_t kMaxRemembered = 8;
-
 using Order = absl::InlinedVector<int64_t, 6>;
 
 // The dimensions of the whole tensor by their place in memory, outermost first; nullopt if its
@@ -92,33 +89,45 @@ bool are_cut_alike(const Spec& a, const Spec& b) {
   return true;
 }
 
-// What is known before anything is decided: `kept` as this very tensor has it, if that has the same
-// dimensions in another order.
-std::optional<Remembered> seen_as(const Remembered& kept, const DTensorMeta& meta) {
-  const Spec& spec = *meta.spec;
-  const Spec& source = *kept.source_spec;
-  if (meta.place != kept.place || spec.dtype != source.dtype || spec.ndim() != source.ndim() ||
-      spec.numel() != source.numel()) {
+// `form` as a tensor of `spec` with the same elements has it, if that has the same dimensions in another
+// order.
+std::optional<RememberedForm> permuted(const RememberedForm& form, const SpecRef& spec) {
+  const Spec& source = *form.source_spec;
+  if (spec->dtype != source.dtype || spec->ndim() != source.ndim() ||
+      spec->numel() != source.numel()) {
     return std::nullopt;
   }
-  const std::optional<Order> order = memory_order(spec);
+  const std::optional<Order> order = memory_order(*spec);
   const std::optional<Order> source_order = memory_order(source);
   if (!order.has_value() || !source_order.has_value() ||
-      permuted(spec.sizes, *order) != permuted(source.sizes, *source_order) ||
-      permuted(spec.layout, *order) != permuted(source.layout, *source_order)) {
+      permuted(spec->sizes, *order) != permuted(source.sizes, *source_order) ||
+      permuted(spec->layout, *order) != permuted(source.layout, *source_order)) {
     return std::nullopt;
   }
   const Order back = inverse(*order);
-  const Layout layout = *permuted(*permuted(kept.spec->layout, *source_order), back);
-  return Remembered(kept, meta.spec, meta.context->with_layout(spec, layout),
-                    permuted(permuted(kept.local, *source_order), back));
+  const Layout layout = *permuted(*permuted(form.spec->layout, *source_order), back);
+  return RememberedForm{spec, spec->context->with_layout(*spec, layout),
+                        permuted(permuted(form.local, *source_order), back)};
+}
+
+// Null: it is none of this tensor's.
+const RememberedForm* form_of(const Remembered& kept, const DTensorMeta& meta) {
+  if (kept.place != meta.place || !kept.is_current(meta.context->captures.generation)) {
+    return nullptr;
+  }
+  if (kept.form.source_spec == meta.spec) return &kept.form;
+  for (const RememberedForm& form : kept.permuted) {
+    if (form.source_spec == meta.spec) return &form;
+  }
+  std::optional<RememberedForm> found = permuted(kept.form, meta.spec);
+  return found.has_value() ? &kept.permuted.emplace_back(*std::move(found)) : nullptr;
 }
 
 // `kept` as the tensor that `meta` and `target` describe, if both have the same elements.
 std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& meta,
                                   const Spec& target) {
   const Spec& spec = *meta.spec;
-  const Spec& source = *kept.source_spec;
+  const Spec& source = *kept.form.source_spec;
   if (meta.place != kept.place || spec.dtype != source.dtype || spec.numel() != source.numel()) {
     return std::nullopt;
   }
@@ -132,48 +141,52 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
     return has.has_value() && wants.has_value() &&
            permuted(spec.sizes, its) == permuted(source.sizes, source_its) &&
            has == permuted(source.layout, source_its) &&
-           wants == permuted(kept.spec->layout, source_its);
+           wants == permuted(kept.form.spec->layout, source_its);
   };
   if (are_alike(*order, *source_order)) {
-    return permuted(permuted(kept.local, *source_order), inverse(*order));
+    return permuted(permuted(kept.form.local, *source_order), inverse(*order));
   }
   // And some of one element, which nobody cuts: a convolution over a sequence adds one.
   if (are_alike(longer_than_one(*order, spec.sizes),
                 longer_than_one(*source_order, source.sizes))) {
-    return permuted(
-        permuted(kept.local, *source_order).reshape(array(permuted(target.local_sizes, *order))),
-        inverse(*order));
+    return permuted(permuted(kept.form.local, *source_order)
+                        .reshape(array(permuted(target.local_sizes, *order))),
+                    inverse(*order));
   }
   // The same row of elements in other dimensions. A reduction does the same to each.
   const bool rows = spec.strides == contiguous_strides(spec.sizes) &&
                     source.strides == contiguous_strides(source.sizes);
   const Placements reduced = reduction(spec.layout, target.layout);
-  if (rows && !reduced.empty() && reduced == reduction(source.layout, kept.spec->layout) &&
+  if (rows && !reduced.empty() && reduced == reduction(source.layout, kept.form.spec->layout) &&
       are_cut_alike(source, spec)) {
-    return kept.local.reshape(array(target.local_sizes));
+    return kept.form.local.reshape(array(target.local_sizes));
   }
   return std::nullopt;
 }
 
 }  // namespace
 
-const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec) {
-  auto& list = meta.family->remembered;
-  const uint64_t now = meta.context->captures.generation;
+const RememberedForm* find_remembered(const DTensorMeta& meta, const Spec* spec) {
+  const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
-    if (kept->place != meta.place || kept->source_spec != meta.spec || !kept->is_current(now)) {
-      continue;
-    }
-    if (spec == nullptr || kept->spec.get() == spec) return &*kept;
+    const RememberedForm* form = form_of(*kept, meta);
+    if (form != nullptr && (spec == nullptr || form->spec.get() == spec)) return form;
   }
-  // Nothing is given up for it: another input of this call may be that.
-  if (spec != nullptr || list.size() >= kMaxRemembered) return nullptr;
+  return nullptr;
+}
+
+const RememberedForm* find_remembered_for_view(const DTensorMeta& meta) {
+  const auto is_sum_in_parts = [&](const RememberedForm& form) {
+    for (int m = 0; m < meta.spec->layout.mesh_ndim(); ++m) {
+      if (meta.spec->layout[m].is_partial() && form.spec->layout[m].is_shard()) return true;
+    }
+    return false;
+  };
+  const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
-    if (!kept->is_current(now)) continue;
-    std::optional<Remembered> found = seen_as(*kept, meta);
-    if (!found.has_value()) continue;
-    list.push_back(*std::move(found));
-    return &list.back();
+    if (kept->form.source_spec != meta.spec) continue;
+    const RememberedForm* form = form_of(*kept, meta);
+    if (form != nullptr && !is_sum_in_parts(*form)) return form;
   }
   return nullptr;
 }
@@ -204,12 +217,14 @@ void remember(DTensorMeta& meta, SpecRef target, at::Tensor local) {
   if (meta.local().is_inference()) return;
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
   auto& list = meta.family->remembered;
+  // Slices are not found again by others like them: a bound keeps a loop over them from piling up.
+  constexpr size_t kMaxRemembered = 8;
   const uint64_t now = meta.context->captures.generation;
   std::erase_if(list, [&](const Remembered& kept) { return !kept.is_current(now); });
   if (list.size() == kMaxRemembered) list.erase(list.begin());
   int64_t& bytes = meta.context->observation.counters.remembered_bytes;
-  list.emplace_back(meta.place, meta.local(), meta.spec, std::move(target), std::move(local), now,
-                    bytes);
+  list.emplace_back(meta.place, meta.local(),
+                    RememberedForm{meta.spec, std::move(target), std::move(local)}, now, bytes);
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -38,13 +38,18 @@ inline CutOrigins origins_of(const c10::TensorImpl* impl) {
 }
 
 // The form of this very handle, a shallow copy of it, or a view that lies as it does or only permutes
-// dimensions, that is remembered; null: none. (Of a permuted view its form is kept with the other.)
+// dimensions, that is remembered; null: none.
 // Several: the latest, or the one that lies like `spec`.
-const Remembered* find_remembered(const DTensorMeta& meta, const Spec* spec = nullptr);
-inline const Remembered* remembered_form(const DTensorMeta& meta) {
+const RememberedForm* find_remembered(const DTensorMeta& meta, const Spec* spec = nullptr);
+// The same for who makes views: of a form they would be copies, which is not worth it for a sum that is
+// remembered in parts, nor for what lies in memory as another view has it.
+const RememberedForm* find_remembered_for_view(const DTensorMeta& meta);
+
+// What an operator decides by.
+inline const RememberedForm* remembered_form(const DTensorMeta& meta, bool for_view) {
   if (meta.family == nullptr || meta.family->remembered.empty()) [[likely]]
     return nullptr;
-  return find_remembered(meta);
+  return for_view ? find_remembered_for_view(meta) : find_remembered(meta);
 }
 
 // The local part of the tensor in `target`, as it or one of its views is remembered.

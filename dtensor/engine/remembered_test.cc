@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
+#include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/dtensor/testing/expect_comms.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "torch/nn/modules/linear.h"
@@ -90,7 +91,6 @@ TEST(RememberedTest, ADimensionOfOneElementThatIsCut) {
   });
 }
 
-// Each writes to a tensor, or to one that shares its memory, and does the same to `whole`.
 // A sum that one operator wanted in parts lies in parts for the next: nobody makes it whole for them, and
 // each rank goes on with its part.
 TEST(RememberedTest, ASumInPartsIsUsedInParts) {
@@ -119,6 +119,94 @@ TEST(RememberedTest, ASumInPartsIsUsedInParts) {
   }
 }
 
+// [8, 5], a sum that a product with what is cut by rows has reduced to parts.
+struct SumInParts {
+  explicit SumInParts(const MeshPtr& mesh)
+      : plain(numbers({8, 5})), sum(scattered(plain, mesh, {Partial()})) {
+    sum.mul(distribute_tensor(numbers({8, 5}), mesh, Placements{Shard(0)}));
+  }
+  Tensor plain, sum;
+};
+
+TEST(RememberedTest, ASumInPartsWaitsForOtherSums) {
+  on_mesh({{"sp", 2}}, [](const MeshPtr& mesh) {
+    const SumInParts s(mesh);
+    const Tensor p = scattered(s.plain, mesh, {Partial()});
+    const CommTrace trace(mesh);
+    const Tensor total = ((s.sum + p) + p) + p;
+    EXPECT_THAT(trace.events(), ::testing::IsEmpty());
+    EXPECT_TRUE(layout_of(total)[0].is_partial());
+    expect_value(total, s.plain * 4);
+  });
+}
+
+TEST(RememberedTest, ASumInPartsIsMadeWholeOnce) {
+  on_mesh({{"sp", 2}}, [](const MeshPtr& mesh) {
+    const SumInParts s(mesh);
+    const Tensor view = s.sum.t();
+    const CommTrace trace(mesh);
+    for (int i = 0; i < 3; ++i) {
+      expect_value(std::get<0>(view.cummax(1)), std::get<0>(s.plain.t().cummax(1)));
+      expect_value(std::get<0>(s.sum.cummax(0)), std::get<0>(s.plain.cummax(0)));
+    }
+    EXPECT_COMMS(trace, {{"all_gather", 1}});
+  });
+}
+
+TEST(RememberedTest, AViewOfASumInPartsIsAView) {
+  on_mesh({{"sp", 2}}, [](const MeshPtr& mesh) {
+    const SumInParts s(mesh);
+    const StrictScope strict(mesh);
+    s.sum.view({40}).mul_(2);
+    s.sum.t().mul_(3);
+    EXPECT_TRUE(layout_of(s.sum)[0].is_partial());
+    EXPECT_TRUE(at::allclose(full_tensor(s.sum), s.plain * 6));
+  });
+}
+
+TEST(RememberedTest, WhatAPermutedViewRemembersLeavesViewsOfTheOtherAlone) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 6});
+    const auto with_a_form = [&] {
+      Tensor x = scattered(whole, mesh, {Partial()});
+      expect_value(x.t().exp(), whole.t().exp());
+      return x;
+    };
+    Tensor x = with_a_form();
+    x.view({24}).mul_(2);
+    expect_value(x, whole * 2);
+    x = with_a_form();
+    const Tensor y = x.view({24});
+    x.mul_(2);
+    expect_value(y.exp(), (whole * 2).view({24}).exp());
+    x = with_a_form();
+    expect_value(x.view(at::kLong), whole.view(at::kLong));
+    x = with_a_form();
+    Tensor z = x.exp();  // as x lies
+    EXPECT_TRUE(to_local(z).is_contiguous());
+    z.view({24}).mul_(2);
+    expect_value(z, whole.exp() * 2);
+  });
+}
+
+// What sends nothing, a rank may do alone: the others find what it finds.
+TEST(RememberedTest, ARankAloneMayLookAtAView) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({9, 4});
+    const Tensor x = scattered(whole, mesh, {Partial()});
+    const CommTrace trace(mesh);
+    for (int i = 0; i < 8; ++i) {
+      const Tensor row = x.narrow(0, i, 1), view = row.t();
+      row.exp();
+      if (i == 1 && mesh->rank().value == 0) view.detach();
+      if (i == 1 && mesh->rank().value == 0) explain("aten::detach", {view});
+    }
+    expect_value(x.narrow(0, 0, 1).abs(), whole.narrow(0, 0, 1).abs());
+    EXPECT_EQ(trace.events().size(), 8u);
+  });
+}
+
+// Each writes to a tensor, or to one that shares its memory, and does the same to `whole`.
 TEST(RememberedTest, AWriteEndsIt) {
   using Write = void (*)(const Tensor& x, const Tensor& whole);
   const std::pair<const char*, Write> writes[] = {

@@ -201,6 +201,8 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
   bool whole_factor = false;
   bool cuts_stay =
       false;  // a tensor stays cut where it is, so that the results are cut as others are
+  // A sum that lies in parts already, as which it is used unless another has to be reduced for that.
+  bool sum_in_parts = false, reduces_another = false;
   // Of whole inputs each rank makes a part of the results.
   const bool makes_part =
       cut_results && std::none_of(inputs_.begin(), inputs_.end(), [&](const Input& input) {
@@ -217,7 +219,10 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
     takes_sum_of_data |= want.is_partial() && input.sums_data;
     whole_factor |=
         want.is_replicate() && input.numel > 1 && !input.is_index && !input.info->only_shape;
-    cuts_stay |= want.is_shard() && (stays || (input.kept != nullptr && want == *input.kept));
+    cuts_stay |= stays && want.is_shard();
+    const bool is_there = input.kept != nullptr && want == *input.kept;
+    sum_in_parts |= is_there && input.have->is_partial() && want.is_shard();
+    reduces_another |= !is_there && input.have->is_partial() && !want.is_partial();
     if (input.is_data) {
       any_data = true;
       // Indices are little beside what they name: a batch stays cut in what is made of them.
@@ -265,9 +270,9 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
                      is_product      ? kSpread
                      : takes_partial ? kLater
                                      : kFreshSum,
-                     cuts_stay  ? 0
-                     : any_data ? kMovedCut
-                                : kOwnCut,
+                     cuts_stay || (sum_in_parts && !reduces_another) ? 0
+                     : any_data                                      ? kMovedCut
+                                                                     : kOwnCut,
                      takes_sum_of_data);
     if (is_too_much(cost.seconds())) return std::nullopt;
   }

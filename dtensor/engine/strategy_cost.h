@@ -22,8 +22,9 @@
 // second time.
 //
 // A cut of neither data nor a weight (the columns of a product with a weight that is cut) goes on as
-// long as it costs nothing. Where a tensor is needed whole it is gathered, rather than cut along its
-// batch: whether a batch is cut is for users to say.
+// long as it costs nothing, and so does that of a sum which has been reduced to parts for somebody else
+// (a view of it stays a sum, and so does what is added to another sum). Where a tensor is needed whole
+// it is gathered, rather than cut along its batch: whether a batch is cut is for users to say.
 //
 // Internal to dtensor/.
 #pragma once

@@ -1,5 +1,6 @@
 #include "shardweave/dtensor/engine/tensor_impl.h"
 
+#include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/InferenceMode.h"
@@ -95,10 +96,34 @@ void hand_out(DTensorMeta& meta) {
   meta.shared.reset();
 }
 
+void follow_resize(c10::TensorImpl* impl) {
+  const DTensorMeta& meta = meta_of(impl);
+  const Spec& old = *meta.spec;
+  if (!impl->unsafe_storage() && impl->sizes() == array(old.sizes)) return;
+  const std::shared_ptr<MeshContext> context = meta.context;
+  const Dims sizes(impl->sizes().begin(), impl->sizes().end());
+  const Dims strides(impl->strides().begin(), impl->strides().end());
+  // Cut as it was, where that can be.
+  Placements placements = old.layout.placements();
+  for (Placement& p : placements) {
+    if (p.is_partial() || (p.is_shard() && p.dim() >= static_cast<int>(sizes.size()))) {
+      p = Replicate();
+    }
+  }
+  Layout layout = value_or_throw(Layout::create(std::move(placements), old.layout.order()));
+  if (!validate(layout, context->mesh().shape(), sizes).ok()) {
+    layout = Layout(Placements(context->mesh().ndim()));
+  }
+  SpecRef spec = context->intern(layout, sizes, strides, old.dtype, old.device);
+  at::Tensor part = at::empty(array(spec->local_sizes), at::device(old.device).dtype(old.dtype));
+  convert_in_place(
+      at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl)),
+      std::move(part), std::move(spec), context);
+}
+
 DTensorMeta& checked_meta(const at::Tensor& tensor, const char* function) {
   if (tensor.defined() && is_dtensor(tensor.unsafeGetTensorImpl())) {
-    sync_view(meta_of(tensor), function);
-    return meta_of(tensor);
+    return synchronise(tensor.unsafeGetTensorImpl(), function);
   }
   throw Error(function,
               absl::InvalidArgumentError(absl::StrCat(

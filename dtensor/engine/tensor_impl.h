@@ -32,28 +32,23 @@ struct Place {
   friend bool operator==(const Place&, const Place&) = default;
 };
 
-// A tensor as it was brought elsewhere (remembered.h).
+// A tensor that was brought elsewhere (remembered.h).
+struct RememberedForm {
+  SpecRef source_spec;  // as it lies,
+  SpecRef spec;         // and as it was brought
+  at::Tensor local;
+};
 struct Remembered {
-  Remembered(Place place_in, const at::Tensor& source, SpecRef source_spec_in, SpecRef spec_in,
-             at::Tensor local_in, uint64_t generation_in, int64_t& bytes)
+  Remembered(Place place_in, const at::Tensor& source, RememberedForm form_in,
+             uint64_t generation_in, int64_t& bytes)
       : place(place_in),
         versions(source.unsafeGetTensorImpl()->version_counter()),
         version(versions.current_version()),
-        source_spec(std::move(source_spec_in)),
-        spec(std::move(spec_in)),
-        local(std::move(local_in)),
+        form(std::move(form_in)),
         generation(generation_in),
-        counted(&bytes, Uncount{static_cast<int64_t>(local.nbytes())}) {
-    bytes += static_cast<int64_t>(local.nbytes());
+        counted(&bytes, Uncount{static_cast<int64_t>(form.local.nbytes())}) {
+    bytes += static_cast<int64_t>(form.local.nbytes());
   }
-  // The same, as a view of its source has it: `local` is a view of the other's.
-  Remembered(const Remembered& other, SpecRef source_spec_in, SpecRef spec_in, at::Tensor local_in)
-      : Remembered(other) {
-    source_spec = std::move(source_spec_in);
-    spec = std::move(spec_in);
-    local = std::move(local_in);
-  }
-
   // With the generation of the mesh now.
   bool is_current(uint64_t now) const {
     return versions.current_version() == version && generation == now;
@@ -62,9 +57,10 @@ struct Remembered {
   Place place;                    // of what it was made of,
   c10::VariableVersion versions;  // whose local part has been written so often
   uint32_t version;               // then
-  SpecRef source_spec;
-  SpecRef spec;
-  at::Tensor local;
+  RememberedForm form;
+  // As views with the dimensions in another order have it, worked out when they first ask: nothing that
+  // anybody could tell from its absence, so that a rank alone may ask.
+  mutable std::vector<RememberedForm> permuted;
   uint64_t generation;  // of the mesh (mesh_context.h), then
 
  private:
@@ -72,7 +68,7 @@ struct Remembered {
     int64_t bytes;
     void operator()(int64_t* total) const { *total -= bytes; }
   };
-  std::shared_ptr<int64_t> counted;  // once, however many views there are
+  std::unique_ptr<int64_t, Uncount> counted;
 };
 
 struct ForwardLayouts;  // forward_plan.h
@@ -210,6 +206,14 @@ inline DTensorMeta& meta_of(c10::TensorImpl* impl) {
 }
 inline DTensorMeta& meta_of(const at::Tensor& tensor) {
   return meta_of(tensor.unsafeGetTensorImpl());
+}
+
+// LibTorch's operators that are made of others resize their out= past the dispatcher
+// (at::native::resize_output): the TensorImpl has other sizes than the DTensor, and memory of its own.
+// The DTensor follows, with a new part of whatever values, before anything else is asked of it.
+void follow_resize(c10::TensorImpl* impl);
+inline bool may_be_resized(const c10::TensorImpl* impl) {
+  return static_cast<bool>(impl->unsafe_storage()) || impl->numel() == 0;
 }
 
 // What a function of the public interface works on: up to date (detour.h). Throws Error

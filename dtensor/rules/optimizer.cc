@@ -121,19 +121,19 @@ void unscale(const c10::OperatorHandle& op, c10::Stack& stack) {
 void add_optimizer_rules(RuleTable& table) {
   const ShardedRule each = sharded(elementwise).per_element();
   // Those that read a tensor of scalars, one per element, decompose, and so do the reductions
-  // (_foreach_norm, _foreach_max).
+  // (_foreach_norm, _foreach_max) and abs, which LibTorch cannot try on the meta device.
   for (const char* name : {"addcdiv", "addcmul"}) {
     for (const char* overload : {"Scalar", "ScalarList"}) {
       table.add(absl::StrCat("aten::_foreach_", name, ".", overload), each);
     }
   }
   for (const char* name :
-       {"abs",       "acos",       "add",   "asin",    "atan",    "ceil",   "clamp_max",
-        "clamp_min", "copy",       "cos",   "cosh",    "div",     "erf",    "erfc",
-        "exp",       "expm1",      "floor", "frac",    "lerp",    "lgamma", "log",
-        "log10",     "log1p",      "log2",  "maximum", "minimum", "mul",    "neg",
-        "pow",       "reciprocal", "round", "rsqrt",   "sigmoid", "sign",   "sin",
-        "sinh",      "sqrt",       "sub",   "tan",     "tanh",    "trunc",  "zero"}) {
+       {"acos",       "add",   "asin",    "atan",    "ceil",   "clamp_max", "clamp_min",
+        "copy",       "cos",   "cosh",    "div",     "erf",    "erfc",      "exp",
+        "expm1",      "floor", "frac",    "lerp",    "lgamma", "log",       "log10",
+        "log1p",      "log2",  "maximum", "minimum", "mul",    "neg",       "pow",
+        "reciprocal", "round", "rsqrt",   "sigmoid", "sign",   "sin",       "sinh",
+        "sqrt",       "sub",   "tan",     "tanh",    "trunc",  "zero"}) {
     table.add(absl::StrCat("aten::_foreach_", name), each);
   }
   const ShardedRule fused = sharded(elementwise).per_element().shapes(check_lists);

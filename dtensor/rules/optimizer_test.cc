@@ -46,6 +46,9 @@ TEST(OptimizerRulesTest, ForeachFunctions) {
       {"_foreach_lerp",
        {in({4, 3}), in({4, 3})},
        [](const Tensors& x) { return at::_foreach_lerp({x[0]}, {x[1]}, 0.25); }},
+      {"_foreach_abs",
+       {in({4, 3}), in({5})},
+       [](const Tensors& x) { return at::_foreach_abs({x[0], x[1]}); }},
       {"_foreach_norm",
        {in({4, 3}), in({5})},
        [](const Tensors& x) { return at::_foreach_norm({x[0], x[1]}); }},
@@ -72,6 +75,14 @@ TEST(OptimizerRulesTest, ForeachInPlace) {
          at::_foreach_mul_(w, 3);
          at::_foreach_addcmul_({w[0]}, {x[2]}, {x[2]}, 2);
          at::_foreach_zero_({w[1]});
+         return w;
+       },
+       false},
+      {"_foreach_abs_",
+       {in({4, 3}), in({5})},
+       [](const Tensors& x) {
+         Tensors w = clones(x, 0, 2);
+         at::_foreach_abs_(w);
          return w;
        },
        false},

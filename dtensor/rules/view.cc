@@ -332,6 +332,16 @@ void refuse_as_strided_scatter(const c10::OperatorHandle&, c10::Stack&) {
                                "a copy of it, as strided"));
 }
 
+// _reshape_alias, which autograd calls, looks at nothing itself.
+void check_same_numel(const OpCall& call) {
+  const TensorInfo& self = call.input("self");
+  if (call.output().numel() == self.numel()) return;
+  throw Error(absl::InvalidArgumentError(absl::StrCat(
+      c10::toString(call.op->operator_name()), ": shape [",
+      absl::StrJoin(call.output().sizes, ", "), "] has ", call.output().numel(),
+      " elements, the input, of shape [", absl::StrJoin(self.sizes, ", "), "], ", self.numel())));
+}
+
 // The cuts of the input that the result would lose if mesh dimensions cut it in this order.
 int lost_cuts(const OpCall& call, absl::Span<const int> order) {
   const Spec& self = *call.input("self").spec;
@@ -345,6 +355,7 @@ int lost_cuts(const OpCall& call, absl::Span<const int> order) {
 // that a rank has are 4 or 3, and no placement says "half of each 8" of both. Where columns are cut
 // first, that is a strided shard, and leaves 28 elements, which can be cut into 16 and 12.
 std::vector<int> inner_cuts_first(const OpCall& call) {
+  check_same_numel(call);
   std::vector<int> order(call.order.begin(), call.order.end());
   const TensorInfo& self = call.input("self");
   if (self.spec == nullptr || lost_cuts(call, order) == 0) return order;
@@ -360,6 +371,7 @@ std::vector<int> inner_cuts_first(const OpCall& call) {
 }
 
 void view(const OpCall& call, Strategies& out) {
+  check_same_numel(call);
   const TensorInfo& self = call.input("self");
   const MeshContext* context = self.spec == nullptr ? nullptr : self.spec->context;
   CutMap map(self.sizes, call.output().sizes);

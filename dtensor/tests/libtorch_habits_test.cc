@@ -29,6 +29,8 @@ using testing::all_layouts;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using testing::on_mesh;
+using testing::scattered;
+using testing::try_on_mesh;
 
 at::Tensor numbers(at::IntArrayRef sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes) / 8 - 1;
@@ -147,6 +149,74 @@ TEST(LibTorchHabitsTest, ShapesChangeInPlaceWithViewsAround) {
 }
 
 // Of parts that lie otherwise than the global strides say.
+// Operators that are made of others resize their out= past the dispatcher.
+TEST(LibTorchHabitsTest, ResultsThatLibTorchResizes) {
+  using Call = void (*)(at::Tensor& out, const at::Tensor& x);
+  const std::pair<const char*, Call> calls[] = {
+      {"linalg_norm", [](at::Tensor& out, const at::Tensor& x) { at::linalg_norm_out(out, x); }},
+      {"nuclear_norm", [](at::Tensor& out, const at::Tensor& x) { at::nuclear_norm_out(out, x); }},
+      {"matrix_norm",
+       [](at::Tensor& out, const at::Tensor& x) { at::linalg_matrix_norm_out(out, x, "fro"); }},
+      {"cond", [](at::Tensor& out, const at::Tensor& x) { at::linalg_cond_out(out, x); }},
+      {"rank",
+       [](at::Tensor& out, const at::Tensor& x) {
+         out = out.to(at::kLong);
+         at::linalg_matrix_rank_out(out, x);
+       }},
+      {"pinv", [](at::Tensor& out, const at::Tensor& x) { at::linalg_pinv_out(out, x); }},
+      {"kron", [](at::Tensor& out, const at::Tensor& x) { at::kron_out(out, x, x); }},
+      {"inner", [](at::Tensor& out, const at::Tensor& x) { at::inner_out(out, x, x); }},
+      {"tensordot",
+       [](at::Tensor& out, const at::Tensor& x) { at::tensordot_out(out, x, x, {0}, {0}); }},
+      {"mm", [](at::Tensor& out, const at::Tensor& x) { at::mm_out(out, x, x.t()); }},
+      {"_foreach_norm",
+       [](at::Tensor& out, const at::Tensor& x) { at::_foreach_norm_out({out}, {x}); }},
+      {"_foreach_max",
+       [](at::Tensor& out, const at::Tensor& x) { at::_foreach_max_out({out}, {x}); }},
+  };
+  const at::Tensor whole = numbers({4, 6}).sin().to(at::kDouble);
+  for (const auto& [name, call] : calls) {
+    at::Tensor want = at::empty({0}, whole.options());
+    call(want, whole);
+    for (const std::vector<MeshDim>& dims :
+         {std::vector<MeshDim>{{"x", 1}}, {{"x", 2}}, {{"x", 2}, {"y", 2}}}) {
+      for (const Placement& of_x : {Replicate(), Shard(0), Shard(1), Partial()}) {
+        for (const std::vector<int64_t>& sizes :
+             {std::vector<int64_t>{0}, {4, 6}, want.sizes().vec()}) {
+          const absl::Status status = try_on_mesh(dims, [&](const MeshPtr& mesh) {
+            Placements placements(dims.size());
+            placements[0] = of_x;
+            const at::Tensor x = scattered(whole, mesh, placements);
+            for (const Placement& of_out : {Replicate(), Shard(0)}) {
+              if (sizes.empty() && of_out.is_shard()) continue;
+              placements[0] = of_out;
+              at::Tensor out = empty(sizes, mesh, placements, at::kDouble);
+              call(out, x);
+              EXPECT_EQ(out.sizes(), want.sizes());
+              const Dims part = local_shape(layout_of(out), mesh->mesh().shape(),
+                                            mesh->coordinate(), want.sizes());
+              ASSERT_EQ(to_local(out).sizes(), at::IntArrayRef(part.data(), part.size()));
+              EXPECT_TRUE(at::allclose(full_tensor(out), want)) << layout_of(out);
+              EXPECT_TRUE(at::allclose(full_tensor(out + 1), want + 1));
+            }
+          });
+          EXPECT_TRUE(status.ok()) << name << " of " << of_x << ": " << status;
+        }
+      }
+    }
+  }
+}
+
+TEST(LibTorchHabitsTest, AnAliasOfAnotherNumberOfElementsIsRefused) {
+  for (const std::vector<MeshDim>& dims : {std::vector<MeshDim>{{"x", 2}}, {{"x", 2}, {"y", 2}}}) {
+    on_mesh(dims, [](const MeshPtr& mesh) {
+      const at::Tensor x = distribute_tensor(numbers({4, 6}), mesh, {{"x", Shard(0)}});
+      EXPECT_THAT(error_of([&] { at::_reshape_alias(x, {5, 6}, {6, 1}); }),
+                  HasSubstr("shape [5, 6] has 30 elements, the input, of shape [4, 6], 24"));
+    });
+  }
+}
+
 TEST(LibTorchHabitsTest, StridesInPlaceOfATransposedTensor) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     for (const Placements& placements : all_layouts(1, 2, false)) {

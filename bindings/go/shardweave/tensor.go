@@ -453,7 +453,8 @@ func elements[T Number](handle c.Tensor) (int64, error) {
 // Source says whose data counts when a tensor is distributed; see [FromRank] and [SameEverywhere].
 type Source int64
 
-// SameEverywhere: all ranks have the same data already, and nothing is sent.
+// SameEverywhere: all ranks have the same data already, and nothing is sent. [Tensor.Distribute] does not compare it either:
+// other values on a rank go unnoticed. [Module.Distribute] compares all of it.
 const SameEverywhere Source = -1
 
 // FromRank is a rank of the mesh, row-major, whose data counts.
