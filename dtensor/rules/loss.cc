@@ -51,6 +51,17 @@ void mean_loss_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const 
   boxed.finish({at::sum(elements, at::toOpMathType(dtype)).div_(count).to(dtype)});
 }
 
+// LibTorch's binary_cross_entropy puts its elements into out= before it reduces them, which has to be of
+// their shape.
+void elements_beside_out(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall&) {
+  BoxedCall boxed(op, stack);
+  if (boxed.has("out")) {
+    const auto sizes = at::infer_size(boxed.tensor("self").sizes(), boxed.tensor("target").sizes());
+    boxed["out"] = at::empty(sizes, boxed.tensor("out").options());
+  }
+  boxed.run();
+}
+
 // The gradient of the sum, with the count in the incoming gradient. (LibTorch's is of the elements of
 // self, also where that is repeated, which it warns about.)
 void mean_loss_backward_of_shard(const c10::OperatorHandle& op, c10::Stack& stack,
@@ -260,9 +271,10 @@ void add_loss_rules(RuleTable& table) {
   const ShardedRule loss = sharded(elementwise_loss);
   const ShardedRule gradient = sharded(elementwise_loss_backward);
   table.add({"aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"}, loss);
-  table.add(
-      {"aten::huber_loss", "aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits"},
-      ShardedRule(loss).shapes(elementwise_loss_shape));
+  table.add({"aten::huber_loss", "aten::binary_cross_entropy_with_logits"},
+            ShardedRule(loss).shapes(elementwise_loss_shape));
+  table.add("aten::binary_cross_entropy",
+            ShardedRule(loss).shapes(elementwise_loss_shape).runs(elements_beside_out));
   table.add(
       {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"},
       ShardedRule(gradient).shapes(broadcast_gradient));

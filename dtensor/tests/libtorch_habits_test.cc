@@ -207,6 +207,54 @@ TEST(LibTorchHabitsTest, ResultsThatLibTorchResizes) {
   }
 }
 
+TEST(LibTorchHabitsTest, LossesIntoAResultThatIsThere) {
+  using T = at::Tensor;
+  struct Loss {
+    const char* name;
+    T (*loss)(const T& x, const T& y, int64_t reduction);
+    void (*into)(T& out, const T& x, const T& y, int64_t reduction);
+  };
+  const Loss losses[] = {
+      {"mse", [](const T& x, const T& y, int64_t r) { return at::mse_loss(x, y, r); },
+       [](T& out, const T& x, const T& y, int64_t r) { at::mse_loss_out(out, x, y, r); }},
+      {"smooth_l1", [](const T& x, const T& y, int64_t r) { return at::smooth_l1_loss(x, y, r); },
+       [](T& out, const T& x, const T& y, int64_t r) { at::smooth_l1_loss_out(out, x, y, r); }},
+      {"huber", [](const T& x, const T& y, int64_t r) { return at::huber_loss(x, y, r); },
+       [](T& out, const T& x, const T& y, int64_t r) { at::huber_loss_out(out, x, y, r); }},
+      {"soft_margin",
+       [](const T& x, const T& y, int64_t r) { return at::soft_margin_loss(x, y, r); },
+       [](T& out, const T& x, const T& y, int64_t r) { at::soft_margin_loss_out(out, x, y, r); }},
+      {"binary_cross_entropy",
+       [](const T& x, const T& y, int64_t r) { return at::binary_cross_entropy(x, y, {}, r); },
+       [](T& out, const T& x, const T& y, int64_t r) {
+         at::binary_cross_entropy_out(out, x, y, {}, r);
+       }},
+  };
+  const T x0 = numbers({4, 6}).to(at::kDouble).sigmoid(), y0 = x0.flip(0);
+  on_mesh({{"x", 2}}, [&](const MeshPtr& mesh) {
+    for (const Loss& l : losses) {
+      for (int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
+        const T want = l.loss(x0, y0, reduction);
+        for (const Placement& of_x : {Replicate(), Shard(0), Shard(1)}) {
+          const T x = distribute_tensor(x0, mesh, Placements{of_x});
+          const T y = distribute_tensor(y0, mesh, Placements{of_x});
+          for (const std::vector<int64_t>& sizes :
+               {std::vector<int64_t>{0}, {4, 6}, want.sizes().vec()}) {
+            T out = empty(sizes, mesh, Placements{Replicate()}, at::kDouble);
+            l.into(out, x, y, reduction);
+            EXPECT_EQ(out.sizes(), want.sizes());
+            EXPECT_TRUE(at::allclose(full_tensor(out), want))
+                << l.name << " " << reduction << " of " << of_x << " into "
+                << at::IntArrayRef(sizes) << "\n"
+                << full_tensor(out) << "\nwanted\n"
+                << want;
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST(LibTorchHabitsTest, AnAliasOfAnotherNumberOfElementsIsRefused) {
   for (const std::vector<MeshDim>& dims : {std::vector<MeshDim>{{"x", 2}}, {{"x", 2}, {"y", 2}}}) {
     on_mesh(dims, [](const MeshPtr& mesh) {
