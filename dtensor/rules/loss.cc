@@ -55,11 +55,14 @@ void mean_loss_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const 
 // their shape.
 void elements_beside_out(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall&) {
   BoxedCall boxed(op, stack);
-  if (boxed.has("out")) {
-    const auto sizes = at::infer_size(boxed.tensor("self").sizes(), boxed.tensor("target").sizes());
-    boxed["out"] = at::empty(sizes, boxed.tensor("out").options());
-  }
-  boxed.run();
+  if (!boxed.has("out") || boxed["reduction"].toInt() == at::Reduction::None) return boxed.run();
+  c10::Stack arguments = boxed.arguments();
+  BoxedCall inner(op, arguments);
+  const at::Tensor out = boxed.tensor("out");
+  const auto sizes = at::infer_size(boxed.tensor("self").sizes(), boxed.tensor("target").sizes());
+  inner["out"] = at::empty(sizes, out.options());
+  inner.run();
+  boxed.finish({out.copy_(arguments.back().toTensor())});
 }
 
 // The gradient of the sum, with the count in the incoming gradient. (LibTorch's is of the elements of
