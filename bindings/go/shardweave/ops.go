@@ -149,6 +149,9 @@ func joined(b *builtin, tensors []*Tensor, dim int) *Tensor {
 			return t.call(b, tensors, dim)
 		}
 	}
+	if len(tensors) > 0 {
+		return nowhere.failed(invalid("none of the %d tensors is there: they are nil", len(tensors)))
+	}
 	return nowhere.failed(invalid("there are no tensors"))
 }
 

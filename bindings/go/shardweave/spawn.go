@@ -554,7 +554,7 @@ func (l *launcher) wait(command *exec.Cmd, number int, reporter io.Writer) {
 	l.gone[number] = true
 	l.mutex.Unlock()
 	reporter.Write(report{Rank: number, Ended: true, Code: FailedPrecondition,
-		Message: fmt.Sprintf("Spawn: the process (pid %d) ended %s before it had run the body", command.Process.Pid, status)}.line())
+		Message: fmt.Sprintf("Spawn: the process (pid %d) ended %s before the body had returned", command.Process.Pid, status)}.line())
 }
 
 // silent is an error that another one's text has already.
