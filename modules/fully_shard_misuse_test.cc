@@ -175,6 +175,11 @@ TEST(FullyShardMisuseTest, WhatMovesAParameterIsAnError) {
                  m.head->weight.resize_({2, 2});
                }),
                kFailedPrecondition, "'head.weight' rests in its unit's memory");
+  expect_error(two, sharded([](NetImpl& m, const MeshPtr& mesh) {
+                 const c10::AutoGradMode no_grad(false);
+                 at::linalg_norm_out(m.head->weight, ones({4, 6}, mesh, {Shard(0)}));
+               }),
+               kFailedPrecondition, "a parameter of fully_shard() cannot be resized");
   expect_error(two, sharded([](NetImpl& m, const MeshPtr&) {
                  const c10::AutoGradMode no_grad(false);
                  m.head->weight.t().mul_(2);

@@ -1,6 +1,6 @@
 #include "shardweave/dtensor/engine/tensor_impl.h"
 
-#include "ATen/ops/empty.h"
+#include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/InferenceMode.h"
@@ -100,6 +100,12 @@ void follow_resize(c10::TensorImpl* impl) {
   const DTensorMeta& meta = meta_of(impl);
   const Spec& old = *meta.spec;
   if (!impl->unsafe_storage() && impl->sizes() == array(old.sizes)) return;
+  if (meta.family != nullptr && meta.family->resting != nullptr) {
+    impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
+    impl->set_sizes_and_strides(array(old.sizes), array(old.strides));
+    throw Error(absl::FailedPreconditionError(
+        absl::StrCat("a parameter of fully_shard() cannot be resized: ", old.to_string())));
+  }
   const std::shared_ptr<MeshContext> context = meta.context;
   const Dims sizes(impl->sizes().begin(), impl->sizes().end());
   const Dims strides(impl->strides().begin(), impl->strides().end());
@@ -115,7 +121,9 @@ void follow_resize(c10::TensorImpl* impl) {
     layout = Layout(Placements(context->mesh().ndim()));
   }
   SpecRef spec = context->intern(layout, sizes, strides, old.dtype, old.device);
-  at::Tensor part = at::empty(array(spec->local_sizes), at::device(old.device).dtype(old.dtype));
+  // The same on all ranks, in case that the operator fails before it writes.
+  const c10::InferenceMode as_it_is(impl->is_inference());
+  at::Tensor part = at::zeros(array(spec->local_sizes), at::device(old.device).dtype(old.dtype));
   convert_in_place(
       at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl)),
       std::move(part), std::move(spec), context);

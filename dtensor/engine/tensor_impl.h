@@ -210,7 +210,9 @@ inline DTensorMeta& meta_of(const at::Tensor& tensor) {
 
 // LibTorch's operators that are made of others resize their out= past the dispatcher
 // (at::native::resize_output): the TensorImpl has other sizes than the DTensor, and memory of its own.
-// The DTensor follows, with a new part of whatever values, before anything else is asked of it.
+// The DTensor follows, with a new part of zeros, before an operator or a public function takes it. Views
+// of it keep the elements that they had. Throws Error (FailedPrecondition) for a parameter of
+// fully_shard(), which stays as it was.
 void follow_resize(c10::TensorImpl* impl);
 inline bool may_be_resized(const c10::TensorImpl* impl) {
   return static_cast<bool>(impl->unsafe_storage()) || impl->numel() == 0;

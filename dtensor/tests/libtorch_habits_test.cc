@@ -148,7 +148,6 @@ TEST(LibTorchHabitsTest, ShapesChangeInPlaceWithViewsAround) {
   }
 }
 
-// Of parts that lie otherwise than the global strides say.
 // Operators that are made of others resize their out= past the dispatcher.
 TEST(LibTorchHabitsTest, ResultsThatLibTorchResizes) {
   using Call = void (*)(at::Tensor& out, const at::Tensor& x);
@@ -265,6 +264,21 @@ TEST(LibTorchHabitsTest, AnAliasOfAnotherNumberOfElementsIsRefused) {
   }
 }
 
+TEST(LibTorchHabitsTest, AResultThatIsResizedInInferenceModeIsAsOtherTensors) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor whole = numbers({4, 6});
+    at::Tensor out = empty({0}, mesh, Placements{Replicate()});
+    {
+      const c10::InferenceMode inference;
+      at::linalg_norm_out(out, distribute_tensor(whole, mesh, Placements{Shard(0)}));
+    }
+    EXPECT_FALSE(to_local(out).is_inference());
+    to_local(out).mul_(2);
+    EXPECT_TRUE(at::allclose(full_tensor(out), at::linalg_norm(whole) * 2));
+  });
+}
+
+// Of parts that lie otherwise than the global strides say.
 TEST(LibTorchHabitsTest, StridesInPlaceOfATransposedTensor) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     for (const Placements& placements : all_layouts(1, 2, false)) {
