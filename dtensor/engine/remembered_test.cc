@@ -119,11 +119,11 @@ TEST(RememberedTest, ASumInPartsIsUsedInParts) {
   }
 }
 
-// [8, 5], a sum that a product with what is cut by rows has reduced to parts.
+// [64, 50], a sum that a product with what is cut by rows has reduced to parts.
 struct SumInParts {
   explicit SumInParts(const MeshPtr& mesh)
-      : plain(numbers({8, 5})), sum(scattered(plain, mesh, {Partial()})) {
-    sum.mul(distribute_tensor(numbers({8, 5}), mesh, Placements{Shard(0)}));
+      : plain(numbers({64, 50})), sum(scattered(plain, mesh, {Partial()})) {
+    sum.mul(distribute_tensor(numbers({64, 50}), mesh, Placements{Shard(0)}));
   }
   Tensor plain, sum;
 };
@@ -157,7 +157,7 @@ TEST(RememberedTest, AViewOfASumInPartsIsAView) {
   on_mesh({{"sp", 2}}, [](const MeshPtr& mesh) {
     const SumInParts s(mesh);
     const StrictScope strict(mesh);
-    s.sum.view({40}).mul_(2);
+    s.sum.view({3200}).mul_(2);
     s.sum.t().mul_(3);
     EXPECT_TRUE(layout_of(s.sum)[0].is_partial());
     EXPECT_TRUE(at::allclose(full_tensor(s.sum), s.plain * 6));
