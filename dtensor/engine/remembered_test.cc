@@ -198,8 +198,8 @@ TEST(RememberedTest, ARankAloneMayLookAtAView) {
     for (int i = 0; i < 8; ++i) {
       const Tensor row = x.narrow(0, i, 1), view = row.t();
       row.exp();
-      if (i == 1 && mesh->rank().value == 0) view.detach();
-      if (i == 1 && mesh->rank().value == 0) explain("aten::detach", {view});
+      if (i == 1 && mesh->rank().value == 0) at::zeros_like(view);
+      if (i == 2 && mesh->rank().value == 0) explain("aten::exp", {view});
     }
     expect_value(x.narrow(0, 0, 1).abs(), whole.narrow(0, 0, 1).abs());
     EXPECT_EQ(trace.events().size(), 8u);
