@@ -4,12 +4,17 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/strings/match.h"
+
 namespace shardweave::dtensor_internal {
 namespace {
 
 // Seconds. What moves nothing between ranks costs something, too: doing nothing comes first.
 constexpr double kLocalCopy = 1e-7;
 constexpr double kPlainScalar = kLocalCopy / 16;
+// Between equals it is the gradient that moves: it goes on as it lies then, to operators whose tensors
+// were saved as this one's.
+constexpr double kSaved = kLocalCopy / 4;
 constexpr double kWriteBack = 1e-6;
 
 // What is owed is an estimate, as shares of what it takes to make a result whole:
@@ -24,6 +29,11 @@ constexpr double kSpread = 1.05;
 constexpr double kMovedCut = 0.45;
 // one that nobody has asked for, of neither data nor weights, is, and so is its gradient's.
 constexpr double kOwnCut = 2;
+
+// By its name in LibTorch's schemas: grad, grad_output, grads, ...
+bool is_gradient(const OpCall& call, int input) {
+  return absl::StartsWith(call.op->schema().arguments()[call.input_arg[input]].name(), "grad");
+}
 
 bool has_bit(uint64_t bits, int m) {
   return m < 64 && (bits >> m & 1) != 0;
@@ -50,6 +60,7 @@ StrategyWeigher::StrategyWeigher(const OpCall& call, absl::Span<const int64_t> m
   const int ndim = static_cast<int>(mesh_shape.size());
   // As things stand, mesh dimensions whose turn is still to come will cut the results as well.
   absl::InlinedVector<bool, 8> cuts_an_input(ndim, false);
+  bool any_gradient = false;
   for (int i = 0; i < call.num_inputs(); ++i) {
     const TensorInfo& info = call.input(i);
     if (!info.defined && info.spec == nullptr) continue;
@@ -64,13 +75,16 @@ StrategyWeigher::StrategyWeigher(const OpCall& call, absl::Span<const int64_t> m
     const Placement* const have =
         info.spec == nullptr ? &replicate : &info.spec->layout[call.mesh_dim];
     const bool of_data = has_bit(info.origins.data, call.mesh_dim);
+    const bool gradient = is_gradient(call, i);
+    any_gradient |= gradient;
     inputs_.push_back(
         {i, &info, have,
          info.remembered == nullptr ? nullptr : &info.remembered->layout[call.mesh_dim],
          info.spec == nullptr, c10::isIntegralType(info.dtype, /*includeBool=*/true),
          of_data && have->is_shard(), has_bit(info.origins.weight, call.mesh_dim),
-         of_data && have->is_partial(), info.numel(), other_cuts});
+         of_data && have->is_partial(), !gradient, info.numel(), other_cuts});
   }
+  for (Input& input : inputs_) input.was_saved &= any_gradient;
   for (int k = 0; k < call.num_outputs(); ++k) {
     const TensorInfo& info = call.output(k);
     if (!info.defined) continue;
@@ -111,7 +125,7 @@ double StrategyWeigher::move(const Input& input, const Placement& want) const {
   if (input.kept != nullptr) {
     seconds = std::min(seconds, *input.kept == want ? 0 : transfer(input, *input.kept, want));
   }
-  return kLocalCopy + seconds;
+  return kLocalCopy + seconds + (input.was_saved && seconds > 0 ? kSaved : 0);
 }
 
 double StrategyWeigher::write_back(const Strategy& strategy) const {

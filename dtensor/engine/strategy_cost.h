@@ -87,6 +87,7 @@ class StrategyWeigher {
     bool is_index;            // no factor, and cutting it is no work
     bool is_data, is_weight;  // cut so along call.mesh_dim
     bool sums_data;           // a Partial along it
+    bool was_saved;           // of an operator that takes a gradient, all else
     int64_t numel;
     int64_t other_cuts;  // pieces that other mesh dimensions cut it into
   };

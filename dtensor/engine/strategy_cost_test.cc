@@ -10,6 +10,7 @@
 #include "ATen/ops/empty.h"
 #include "ATen/ops/equal.h"
 #include "ATen/ops/ones.h"
+#include "ATen/ops/silu.h"
 #include "ATen/ops/zeros.h"
 #include "c10/core/GradMode.h"
 #include "gtest/gtest.h"
@@ -333,6 +334,34 @@ TEST(StrategyCostTest, ASmallSumIsReducedBeforeItJoinsALargeTensor) {
     EXPECT_EQ(taken("aten::add.Tensor", {tensor(mesh, {64, 512, 256}, Replicate()),
                                          tensor(mesh, {64, 512, 256}, Partial()), 1}),
               "P(sum), P(sum) -> P(sum)");
+  });
+}
+
+// Of a gradient and a tensor that was saved, as large and cut differently, the gradient moves: with the
+// next operators' it lies together then.
+TEST(StrategyCostTest, OfEqualsTheGradientMoves) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    for (int dim : {0, 1}) {
+      SCOPED_TRACE(dim);
+      const Tensor grad = tensor(mesh, {64, 512}, Shard(1 - dim));
+      const Tensor saved = tensor(mesh, {64, 512}, Shard(dim));
+      const std::string s = Placement(Shard(dim)).to_string();
+      EXPECT_EQ(taken("aten::silu_backward", {grad, saved}), s + ", " + s + " -> " + s);
+      EXPECT_EQ(taken("aten::threshold_backward", {grad, saved, 0}), s + ", " + s + " -> " + s);
+      // Not at a higher price.
+      const Tensor mask = tensor(mesh, {64, 512}, Shard(dim), at::kBool);
+      const std::string g = Placement(Shard(1 - dim)).to_string();
+      EXPECT_EQ(taken("aten::native_dropout_backward", {grad, mask, 2.0}),
+                g + ", " + g + " -> " + g);
+    }
+    // From end to end: what no kernel does in parts (a flip) lies between a chain and its gradient.
+    const Tensor x = ones({64, 512}, mesh, Placements{Shard(1)});
+    const Tensor scale = ones({512}, mesh, Placements{Replicate()}).requires_grad_();
+    const Tensor y = at::silu(at::silu(at::silu(at::silu(x * scale)))).flip(1);
+    ASSERT_EQ(layout_of(y), Layout({Shard(0)}));
+    const CommTrace trace(mesh);
+    y.backward(ones({64, 512}, mesh, layout_of(y).placements()));
+    EXPECT_EQ(trace.events().size(), 1u) << trace.to_string();
   });
 }
 
