@@ -126,6 +126,10 @@ const RememberedForm* form_of(const Remembered& kept, const DTensorMeta& meta) {
 // `kept` as the tensor that `meta` and `target` describe, if both have the same elements.
 std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& meta,
                                   const Spec& target) {
+  // The same dimensions in another order: W and W.t().
+  if (const RememberedForm* form = form_of(kept, meta)) {
+    if (form->spec->layout == target.layout) return form->local;
+  }
   const Spec& spec = *meta.spec;
   const Spec& source = *kept.form.source_spec;
   if (meta.place != kept.place || spec.dtype != source.dtype || spec.numel() != source.numel()) {
@@ -134,21 +138,16 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
   const std::optional<Order> order = memory_order(spec);
   const std::optional<Order> source_order = memory_order(source);
   if (!order.has_value() || !source_order.has_value()) return std::nullopt;
-  // The same dimensions in another order: W and W.t().
-  const auto are_alike = [&](const Order& its, const Order& source_its) {
-    const std::optional<Layout> has = permuted(spec.layout, its);
-    const std::optional<Layout> wants = permuted(target.layout, its);
-    return has.has_value() && wants.has_value() &&
-           permuted(spec.sizes, its) == permuted(source.sizes, source_its) &&
-           has == permuted(source.layout, source_its) &&
-           wants == permuted(kept.form.spec->layout, source_its);
-  };
-  if (are_alike(*order, *source_order)) {
-    return permuted(permuted(kept.form.local, *source_order), inverse(*order));
-  }
-  // And some of one element, which nobody cuts: a convolution over a sequence adds one.
-  if (are_alike(longer_than_one(*order, spec.sizes),
-                longer_than_one(*source_order, source.sizes))) {
+  // The same dimensions and some of one element, which nobody cuts: a convolution over a sequence adds
+  // one.
+  const Order long_ones = longer_than_one(*order, spec.sizes);
+  const Order source_long_ones = longer_than_one(*source_order, source.sizes);
+  const std::optional<Layout> has = permuted(spec.layout, long_ones);
+  const std::optional<Layout> wants = permuted(target.layout, long_ones);
+  if (has.has_value() && wants.has_value() &&
+      permuted(spec.sizes, long_ones) == permuted(source.sizes, source_long_ones) &&
+      has == permuted(source.layout, source_long_ones) &&
+      wants == permuted(kept.form.spec->layout, source_long_ones)) {
     return permuted(permuted(kept.form.local, *source_order)
                         .reshape(array(permuted(target.local_sizes, *order))),
                     inverse(*order));

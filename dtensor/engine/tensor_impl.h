@@ -49,6 +49,7 @@ struct Remembered {
         counted(&bytes, Uncount{static_cast<int64_t>(form.local.nbytes())}) {
     bytes += static_cast<int64_t>(form.local.nbytes());
   }
+
   // With the generation of the mesh now.
   bool is_current(uint64_t now) const {
     return versions.current_version() == version && generation == now;
