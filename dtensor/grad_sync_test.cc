@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "torch/csrc/autograd/custom_function.h"
 #include "torch/nn/module.h"
 #include "torch/nn/pimpl.h"
+#include "torch/serialize.h"
 
 namespace shardweave {
 namespace {
@@ -130,6 +132,39 @@ TEST(GradSyncTest, GradientsAreOneDevicesInAsManyCollectivesAsTheBucketsSay) {
         EXPECT_EQ(sync.left_in_backward(), 3 * buckets);
       });
     }
+  }
+}
+
+// torch::load() calls set_(), at which autograd forgets who has hooked a parameter.
+TEST(GradSyncTest, ParametersThatAreLoadedLeaveAsBefore) {
+  const std::vector<at::Tensor> wanted = gradients({loss_of});
+  for (const int before : {0, 1, 3}) {
+    on_mesh({{"dp", 2}}, [&](const MeshPtr& mesh) {
+      std::stringstream file;
+      Stack model;
+      torch::save(model, file);
+      distribute_module(*model, mesh, {});
+      const GradSync sync(*model, {.bucket_bytes = 2 * kWeight});
+      const auto iterate = [&] {
+        const CommTrace trace(mesh);
+        loss_of(*model, fed(0, mesh)).backward();
+        const int64_t left = synced(trace);
+        finish_grad_sync(*model);
+        expect_gradients(*model, wanted);
+        zero_grad(*model);
+        return left;
+      };
+      for (int i = 0; i < before; ++i) iterate();
+      for (at::Tensor& w : model->weights) {
+        const c10::AutoGradMode no_grad(false);
+        w.zero_();
+      }
+      torch::load(model, file);
+      EXPECT_EQ(iterate(), 0);  // nobody has seen them come
+      for (int i = before; i < 2; ++i) iterate();
+      EXPECT_EQ(iterate(), sync.num_buckets());
+      EXPECT_GT(sync.num_buckets(), 1);
+    });
   }
 }
 

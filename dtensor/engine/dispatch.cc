@@ -713,8 +713,9 @@ class Runner {
           if (detour_ != nullptr) meta.detour = detour_;
           if (!leads_back) meta.detour = copy_of_its_own(meta.family);
         }
+        const int64_t offset = offset_of_view(k.handle, k.handle, k.written->output);
         k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),
-                                                              array(meta.spec->strides));
+                                                              array(meta.spec->strides), offset);
         continue;
       }
       if (k.written->becomes) {
@@ -812,6 +813,12 @@ class Runner {
     return {base.place.memory, base.place.begin + *entry_.begins[flat]};
   }
 
+  // storage_offset() of the view that is result `flat`, as on one device: of a copy, too.
+  int64_t offset_of_view(const at::Tensor& base, const at::Tensor& view, size_t flat) const {
+    const int64_t begin = flat < entry_.begins.size() ? entry_.begins[flat].value_or(0) : 0;
+    return base.storage_offset() * base.element_size() / view.element_size() + begin;
+  }
+
   // A view of something that was brought here first remembers where that came from.
   void follow_base(const at::Tensor& result, size_t flat) const {
     if (!viewed_.defined()) return;
@@ -819,6 +826,9 @@ class Runner {
     const DTensorMeta& base = meta_of(viewed_);
     meta.family = base.family;
     meta.place = place_of_view(base, *base.family, flat);
+    if (const int64_t offset = offset_of_view(viewed_, result, flat); offset != 0) {
+      result.unsafeGetTensorImpl()->set_storage_offset(offset);
+    }
     if (detour_ != nullptr) meta.detour = detour_;
     const at::Tensor& part = meta.local();
     if (!part.defined()) return;
@@ -916,6 +926,7 @@ bool stays_under_way(const CacheEntry& entry, MeshContext& context, c10::Stack& 
   at::Tensor result = wrap(meta.part, meta.spec, meta.context);
   meta_of(result).family = meta.family;
   meta_of(result).place = meta.place;
+  result.unsafeGetTensorImpl()->set_storage_offset(impl->storage_offset());
   meta_of(result).came_from(context.provenance.about);
   torch::jit::drop(stack, stack.size() - base);
   torch::jit::push(stack, std::move(result));

@@ -88,16 +88,23 @@ GradBuckets::GradBuckets(std::vector<at::Tensor> parameters, int64_t bucket_byte
 void GradBuckets::attach() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
-    // A tensor does not keep it.
-    p.accumulator = torch::autograd::impl::grad_accumulator(p.tensor);
-    p.hook = p.accumulator->add_post_hook(
-        std::make_unique<Came>(weak_from_this(), [i](GradBuckets& buckets) { buckets.came(i); }));
+    hook(i);
     std::vector<std::weak_ptr<GradBuckets>>& known = meta_of(p.tensor).context->gradients.buckets;
     std::erase_if(known, [](const std::weak_ptr<GradBuckets>& other) { return other.expired(); });
     const bool is_known = std::any_of(
         known.begin(), known.end(), [&](const auto& other) { return other.lock().get() == this; });
     if (!is_known) known.push_back(weak_from_this());
   }
+}
+
+void GradBuckets::hook(size_t index) {
+  Parameter& p = parameters_[index];
+  if (p.accumulator != nullptr) p.accumulator->del_post_hook(p.hook);
+  p.spec = meta_of(p.tensor).spec;
+  // A tensor does not keep it.
+  p.accumulator = torch::autograd::impl::grad_accumulator(p.tensor);
+  p.hook = p.accumulator->add_post_hook(std::make_unique<Came>(
+      weak_from_this(), [index](GradBuckets& buckets) { buckets.came(index); }));
 }
 
 void GradBuckets::check_in_place(const std::vector<at::Tensor>& parameters) {
@@ -119,10 +126,17 @@ void GradBuckets::check_in_place(const std::vector<at::Tensor>& parameters) {
   absl::flat_hash_set<const c10::TensorImpl*> given;
   for (const at::Tensor& parameter : parameters) given.insert(parameter.unsafeGetTensorImpl());
   for (const std::shared_ptr<GradBuckets>& buckets : all) {
-    for (const Parameter& p : buckets->parameters_) {
+    for (size_t i = 0; i < buckets->parameters_.size(); ++i) {
+      const Parameter& p = buckets->parameters_[i];
       const bool is_in_place =
           torch::autograd::impl::try_get_grad_accumulator(p.tensor) == p.accumulator;
       if (is_in_place || !given.contains(p.tensor.unsafeGetTensorImpl())) continue;
+      // set_(), as torch::load() calls it, only has new values come in here. What has come since has not
+      // been seen, and leaves now.
+      if (is_dtensor(p.tensor) && meta_of(p.tensor).spec == p.spec) {
+        buckets->hook(i);
+        continue;
+      }
       throw Error("finish_grad_sync",
                   absl::FailedPreconditionError(absl::StrCat(
                       "the parameter '", p.name,

@@ -84,6 +84,7 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
   struct Parameter {
     at::Tensor tensor;
     std::string name;
+    SpecRef spec;  // when its gradients were hooked
     std::shared_ptr<torch::autograd::Node> accumulator;
     uintptr_t hook = 0;
     int bucket = -1;
@@ -121,6 +122,8 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
     GradBuckets& buckets_;
   };
 
+  // Has it see each gradient that comes, whoever saw that before.
+  void hook(size_t index);
   void came(size_t index);
   // Whether its gradient is what was planned to leave.
   static bool is_as_planned(const Parameter& p);

@@ -213,16 +213,6 @@ void select_backward(const OpCall& call, Strategies& out) {
   pass_partials(call, out, kLinearOps);
 }
 
-void diagonal_backward(const OpCall& call, Strategies& out) {
-  const int dim1 = call.output().wrap_dim(call.int_arg("dim1"));
-  const int dim2 = call.output().wrap_dim(call.int_arg("dim2"));
-  for (int d = 0; d < call.output().ndim(); ++d) {
-    if (d == dim1 || d == dim2) continue;
-    out.add({Shard(d - (d > dim1) - (d > dim2))}, {Shard(d)});
-  }
-  pass_partials(call, out, kLinearOps);
-}
-
 void unfold_backward(const OpCall& call, Strategies& out) {
   const int along = call.output().wrap_dim(call.int_arg("dim"));
   for (int d = 0; d < call.output().ndim(); ++d) {
@@ -273,12 +263,6 @@ bool turns_nothing(const Arguments& args) {
          (dims[0] - dims[1]) % ndim == 0;
 }
 
-// tril, triu: of every matrix.
-void triangle(const OpCall& call, Strategies& out) {
-  for (int d = 0; d < call.input("self").ndim() - 2; ++d) out.add({Shard(d)}, {Shard(d)});
-  pass_partials(call, out, kAllReduceOps);  // of zeros all are 0
-}
-
 // glu: the first half of "dim" times a gate from the second. All inputs alike.
 void halves(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input("self");
@@ -313,17 +297,6 @@ void glu_backward(const OpCall& call, Strategies& out) {
 
 void glu_backward_shape(OpCall& call) {
   call.outputs.push_back(contiguous_info(call.input("self").sizes, call.input("self").dtype));
-}
-
-// The sum of the diagonal: linear, but a part of a matrix has another diagonal.
-void trace(const OpCall& call, Strategies& out) {
-  pass_partials(call, out, kLinearOps);
-}
-
-void trace_shape(OpCall& call) {
-  at::ScalarType dtype = call.input("self").dtype;
-  if (c10::isIntegralType(dtype, /*includeBool=*/true)) dtype = at::kLong;
-  call.outputs.push_back(contiguous_info({}, dtype));
 }
 
 // repeat: new dimensions in front.
@@ -473,17 +446,14 @@ void add_data_movement_rules(RuleTable& table) {
   table.add("aten::select_scatter", sharded(select_scatter));
   table.add("aten::slice_backward", sharded(slice_backward).size_arg("input_sizes"));
   table.add("aten::select_backward", sharded(select_backward).size_arg("input_sizes"));
-  table.add("aten::diagonal_backward", sharded(diagonal_backward).size_arg("input_sizes"));
   table.add("aten::unfold_backward",
             sharded(unfold_backward).size_arg("input_sizes").shapes(unfold_backward_shape));
 
   table.add("aten::roll", sharded(reorder).shapes(like_input));
   table.add("aten::flip", sharded(reorder).shapes(like_input).refuses(names_a_dim_twice));
   table.add("aten::rot90", sharded(reorder).shapes(rotated_shape).refuses(turns_nothing));
-  table.add({"aten::tril", "aten::triu"}, sharded(triangle));
   table.add("aten::glu", sharded(glu));
   table.add("aten::glu_backward", sharded(glu_backward).shapes(glu_backward_shape));
-  table.add("aten::trace", sharded(trace).shapes(trace_shape));
   table.add("aten::repeat", sharded(repeat));
   table.add("aten::constant_pad_nd", sharded(constant_pad).reads({"value"}));
   table.add({"aten::sort", "aten::topk"}, along_dim());

@@ -119,6 +119,11 @@ TEST(DataMovementRulesTest, ReorderingRepeatingPadding) {
       {"triangles",
        {in({2, 4, 3})},
        [](const Tensors& x) { return Tensors{x[0].tril(), x[0].triu(1), x[0].clone().tril_(-1)}; }},
+      {"triangles of one matrix",
+       {in({7, 5})},
+       [](const Tensors& x) {
+         return Tensors{x[0].tril(2), x[0].triu(-3), x[0].t().triu(), x[0].clone().triu_(1)};
+       }},
       {"repeat",
        {in({3, 2})},
        [](const Tensors& x) {

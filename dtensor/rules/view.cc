@@ -84,19 +84,6 @@ DimMap expanded_dims(const OpCall& call) {
   return to;
 }
 
-// diagonal(dim1, dim2): the others close up, the diagonal is last.
-DimMap dims_beside_diagonal(const OpCall& call) {
-  const TensorInfo& self = call.input("self");
-  DimMap to(self.ndim(), -1);
-  int position = 0;
-  for (int d = 0; d < self.ndim(); ++d) {
-    if (d != self.wrap_dim(call.int_arg("dim1")) && d != self.wrap_dim(call.int_arg("dim2"))) {
-      to[d] = position++;
-    }
-  }
-  return to;
-}
-
 // unfold(dimension, size, step): windows along one dimension, their elements last.
 DimMap dims_beside_windows(const OpCall& call) {
   DimMap to = same_dims(call);
@@ -210,6 +197,19 @@ void expand_local(const c10::OperatorHandle& op, c10::Stack& stack, const LocalC
           [&](const at::Tensor& self) { return self.expand(array(call.outputs[0]->local_sizes)); });
 }
 
+// From its first element on.
+bool is_diagonal_of_matrix(const Arguments& args) {
+  const at::Tensor& self = args.tensor("self");
+  const std::vector<int64_t> size = args["size"].toIntVector();
+  const std::vector<int64_t> stride = args["stride"].toIntVector();
+  const bool is_view = args.op().operator_name().name == "aten::as_strided";
+  return is_view && self.dim() == 2 && size.size() == 1 && stride.size() == 1 &&
+         stride[0] == self.stride(0) + self.stride(1) &&
+         size[0] <= std::min(self.size(0), self.size(1)) &&
+         (args["storage_offset"].isNone() ||
+          args["storage_offset"].toInt() == self.storage_offset());
+}
+
 void as_strided_in_rows(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall&) {
   BoxedCall boxed(op, stack);
   const at::Tensor self = boxed.tensor("self").contiguous();
@@ -256,6 +256,67 @@ void as_strided(const OpCall& call, Strategies& out) {
   int64_t last = offset.isNone() ? 0 : offset.toInt();
   for (size_t d = 1; d < size.size(); ++d) last += (size[d] - 1) * stride[d];
   if (last < self.strides[0]) out.add({{"self", Shard(0)}}, {Shard(0)}, as_strided_in_rows);
+}
+
+// The offset counts from where the storage begins, and that of a rule's operator from where `self` does;
+// and the diagonal of a matrix, as fill_diagonal_() writes it, has a rule of its own.
+bool has_offset_or_is_diagonal(const Arguments& args) {
+  const at::Tensor& self = args.tensor("self");
+  if (!is_dtensor(self)) return false;
+  if (!args["storage_offset"].isNone() && self.storage_offset() != 0) return true;
+  return is_diagonal_of_matrix(args);
+}
+
+void as_strided_from_storage(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self");
+  const DTensorMeta& meta = meta_of(self);
+  const int64_t offset =
+      call["storage_offset"].isNone() ? 0 : call["storage_offset"].toInt() - self.storage_offset();
+  const bool in_place = op.schema().arguments()[0].alias_info() != nullptr &&
+                        op.schema().arguments()[0].alias_info()->isWrite();
+  if (offset < 0 || (in_place && offset > 0)) {
+    throw Error(absl::UnimplementedError(absl::StrCat(
+        c10::toString(op.operator_name()), ": the storage offset ", offset + self.storage_offset(),
+        " is ", offset < 0 ? "before" : "behind", " the beginning, ", self.storage_offset(),
+        ", of the view that it is called on; call it on the view's base")));
+  }
+  const std::vector<int64_t> size = call["size"].toIntVector();
+  if (offset == 0 && is_diagonal_of_matrix({op, call.arguments()})) {
+    return call.finish({self.diagonal().slice(0, 0, size[0])});
+  }
+  // The same elements, in a storage that begins with them.
+  if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
+  const at::Tensor from_here =
+      wrap_view(meta.local(), meta.spec, meta.context, self.is_inference());
+  meta_of(from_here).family = meta.family;
+  meta_of(from_here).place = meta.place;
+  meta_of(from_here).detour = meta.detour;
+  meta_of(from_here).came_from(provenance_of(meta));
+  call["self"] = from_here;
+  call["storage_offset"] = offset;
+  call.run();
+  if (op.operator_name().name == "aten::as_strided") {
+    stack.back().toTensor().unsafeGetTensorImpl()->set_storage_offset(offset +
+                                                                      self.storage_offset());
+  }
+}
+
+// Whether two tensors are one, as on one device, whatever this rank has of them.
+void is_set_to(const c10::OperatorHandle& op, c10::Stack& stack) {
+  BoxedCall call(op, stack);
+  const at::Tensor self = call.tensor("self"), other = call.tensor("tensor");
+  bool result = self.is_same(other);
+  if (!result && is_dtensor(self) && is_dtensor(other)) {
+    const DTensorMeta &a = meta_of(self), &b = meta_of(other);
+    const bool one_memory =
+        a.place.memory == b.place.memory || a.detour != nullptr || b.detour != nullptr;
+    result = a.family != nullptr && a.family == b.family && one_memory &&
+             self.scalar_type() == other.scalar_type() && self.sizes() == other.sizes() &&
+             self.strides() == other.strides() && self.storage_offset() == other.storage_offset();
+  }
+  stack.resize(stack.size() - op.schema().arguments().size());
+  stack.emplace_back(result);
 }
 
 // A local tensor may be a lazy conjugate or negative; views of its memory under another dtype see
@@ -322,6 +383,7 @@ void set_(const c10::OperatorHandle& op, c10::Stack& stack) {
   meta_of(self).place = place;
   meta_of(self).detour = detour;
   meta_of(self).came_from(provenance_of(meta));
+  self.unsafeGetTensorImpl()->set_storage_offset(source.storage_offset());
   call.finish({self});
 }
 
@@ -403,7 +465,6 @@ void add_view_rules(RuleTable& table) {
   table.add({"aten::t", "aten::t_copy"}, moved_dims(reversed_dims));
   table.add({"aten::unsqueeze", "aten::unsqueeze_copy"}, moved_dims(unsqueezed_dims));
   table.add({"aten::expand", "aten::expand_copy"}, moved_dims(expanded_dims).runs(expand_local));
-  table.add({"aten::diagonal", "aten::diagonal_copy"}, moved_dims(dims_beside_diagonal));
   table.add({"aten::unfold", "aten::unfold_copy"}, moved_dims(dims_beside_windows));
   table.add({"aten::squeeze", "aten::squeeze_copy"}, sharded(squeeze));
   table.add({"aten::view", "aten::_unsafe_view", "aten::_reshape_alias", "aten::view_copy"},
@@ -419,7 +480,10 @@ void add_view_rules(RuleTable& table) {
   table.add({"aten::resize_", "aten::resize_as_"}, composed(resize_));
   table.add("aten::as_strided_scatter", composed(refuse_as_strided_scatter));
   table.add({"aten::as_strided", "aten::as_strided_copy"},
-            sharded(as_strided).runs(as_strided_in_whole));
+            sharded(as_strided)
+                .runs(as_strided_in_whole)
+                .when(has_offset_or_is_diagonal, composed(as_strided_from_storage)));
+  table.add("aten::is_set_to", composed(is_set_to));
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -3,6 +3,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/op_check.h"
 
@@ -148,6 +149,15 @@ TEST(ViewRulesTest, Others) {
        [](const Tensors& x) {
          return Tensors{x[0].diagonal(), x[0].diagonal(1, 0, 2), x[0].diagonal(-1, 2, 1)};
        }},
+      {"diagonal of squares",
+       {in({5, 3, 5})},
+       [](const Tensors& x) {
+         return Tensors{x[0].diagonal(0, 0, 2), x[0].diagonal(0, 2, 0), x[0].diagonal(1, 0, 2),
+                        x[0].transpose(0, 2).diagonal(0, -1, 0) * 2};
+       }},
+      {"trace",
+       {in({7, 5})},
+       [](const Tensors& x) { return Tensors{x[0].trace(), x[0].t().trace()}; }},
       {"unfold",
        {in({3, 7})},
        [](const Tensors& x) { return Tensors{x[0].unfold(1, 3, 2), x[0].unfold(0, 2, 1)}; }},
@@ -159,6 +169,27 @@ TEST(ViewRulesTest, Others) {
       {"as_strided of another order",
        {in({4, 6}).transposed()},
        [](const Tensors& x) { return Tensors{x[0].as_strided({6, 4}, {4, 1})}; }},
+      {"as_strided of views, from where the storage begins",
+       {in({7, 5})},
+       [](const Tensors& x) {
+         const Tensor base = x[0] * 1.0;
+         const Tensor rows = base.slice(0, 1, 4);
+         return Tensors{rows.as_strided({2, 5}, {5, 1}, 5),
+                        rows.as_strided({2, 5}, {5, 1}, rows.storage_offset() + 5),
+                        rows.as_strided({2, 5}, {5, 1}),
+                        base.narrow(0, 2, 4).narrow(1, 1, 3).as_strided({2, 2}, {5, 1}, 12),
+                        base[2].as_strided({2}, {2}, 11),
+                        base.unbind(0)[3].as_strided({3}, {1}, 15),
+                        base.t().slice(0, 1).as_strided({3}, {6}, 2)};
+       }},
+      {"as_strided as a diagonal",
+       {in({5, 4})},
+       [](const Tensors& x) {
+         const Tensor base = x[0] * 1.0;
+         return Tensors{base.as_strided({4}, {5}), base.as_strided({3}, {5}, 0),
+                        base.t().as_strided({4}, {5}), base.as_strided({4}, {5}, 1),
+                        base.narrow(0, 1, 4).as_strided({4}, {5}, 4)};
+       }},
       {"view as integers",
        {in({4, 6}).constant()},
        [](const Tensors& x) { return Tensors{x[0].view(at::kLong), x[0].view(at::kInt)}; },
@@ -220,6 +251,16 @@ TEST(ViewRulesTest, WritesToViewsReachTheBase) {
          inner.mul_(2);
        })},
       {"a diagonal", {in({4, 4})}, writes([](const Tensor& base) { base.diagonal().zero_(); })},
+      {"diagonals of views", {in({5, 5})}, writes([](const Tensor& base) {
+         base.t().fill_diagonal_(1);
+         base.narrow(1, 1, 1).fill_diagonal_(2);
+         base.narrow(0, 2, 3).fill_diagonal_(3);
+         base.t().slice(0, 0, 3).slice(1, 1).fill_diagonal_(4);
+       })},
+      {"what as_strided sees of a view", {in({7, 5})}, writes([](const Tensor& base) {
+         base.slice(0, 1, 4).as_strided({3}, {6}, 5).fill_(-1);
+         base[2].as_strided({2}, {1}, 12).mul_(3);
+       })},
       {"two views of one base", {in({4, 3})}, writes([](const Tensor& base) {
          const Tensor top = base.select(0, 0), bottom = base.select(0, 3);
          top.add_(1);
@@ -271,6 +312,98 @@ TEST(ViewRulesTest, HeadsThatAreNotWholeAreGathered) {
     const StrictScope strict(mesh);
     EXPECT_THROW(x.view({2, 3, 2, 2}).view({2, 2, 6}), Error);
   });
+}
+
+// As on one device, where elements are elsewhere, too.
+TEST(ViewRulesTest, StorageOffsetsAndWhetherTwoAreOne) {
+  using View = Tensor (*)(const Tensor& x);
+  const View views[] = {
+      [](const Tensor& x) { return x.slice(0, 1, 4); },
+      [](const Tensor& x) { return x[2]; },
+      [](const Tensor& x) { return x.t().slice(0, 1).narrow(1, 2, 3); },
+      [](const Tensor& x) { return x.unbind(1)[3]; },
+      [](const Tensor& x) { return x.split(2)[2].detach(); },
+      [](const Tensor& x) { return x.narrow(0, 2, 4).unflatten(1, {3, 2})[1].diagonal(); },
+      [](const Tensor& x) { return x.narrow(0, 1, 4).as_strided({2}, {1}, 9); },
+      [](const Tensor& x) { return at::view_as_complex(x.view({7, 3, 2}))[4]; },
+      [](const Tensor& x) { return x[3].view(at::kInt).slice(0, 1, 5); },
+      [](const Tensor& x) { return x.clone(); },
+      [](const Tensor& x) { return x[1].transpose_(0, 0).unsqueeze_(0); },
+  };
+  const auto check = [&](const MeshPtr& mesh, const Placements& placements) {
+    const Tensor whole = at::arange(42).view({7, 6}).to(at::kDouble);
+    const Tensor x = distribute_tensor(whole, mesh, placements);
+    std::vector<Tensor> mine, wanted;
+    for (const View view : views) {
+      mine.push_back(view(x));
+      wanted.push_back(view(whole));
+      EXPECT_EQ(mine.back().storage_offset(), wanted.back().storage_offset()) << mine.size();
+    }
+    for (size_t i = 0; i < mine.size(); ++i) {
+      for (size_t j = 0; j < mine.size(); ++j) {
+        EXPECT_EQ(mine[i].is_set_to(mine[j]), wanted[i].is_set_to(wanted[j])) << i << " " << j;
+      }
+    }
+    EXPECT_TRUE(x.is_set_to(x) && x.is_set_to(x.view({7, 6})) && x.is_set_to(x.detach()));
+    EXPECT_TRUE(x[2].is_set_to(x.slice(0, 2, 3)[0]));
+    EXPECT_FALSE(x.is_set_to(x.clone()) || x.is_set_to(x.t()) || x.is_set_to(whole));
+    const CommTrace trace(mesh);
+    if (mesh->rank().value == 0) x.is_set_to(x.view({7, 6}));  // nobody else is asked
+    EXPECT_EQ(trace.events().size(), 0u) << trace.to_string();
+  };
+  for (const Placement& p : {Placement(Replicate()), Shard(0), Shard(1)}) {
+    on_mesh({{"a", 3}}, [&](const MeshPtr& mesh) { check(mesh, {p}); });
+    on_mesh({{"a", 2}, {"b", 2}}, [&](const MeshPtr& mesh) { check(mesh, {Shard(0), p}); });
+  }
+}
+
+TEST(ViewRulesTest, AsStridedBeforeAViewIsRefused) {
+  on_mesh({{"a", 2}}, [](const MeshPtr& mesh) {
+    for (const Placement& p : {Placement(Replicate()), Shard(0), Shard(1)}) {
+      const Tensor x = distribute_tensor(at::arange(35).view({7, 5}), mesh, {p});
+      try {
+        x[2].as_strided({7, 5}, {5, 1}, 0);
+        ADD_FAILURE() << "no error";
+      } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("the storage offset 0 is before the beginning, 10"),
+                  std::string::npos)
+            << e.what();
+      }
+    }
+  });
+}
+
+// Rows and columns that are cut have their part of the diagonal, and of a triangle.
+TEST(ViewRulesTest, DiagonalsAndTrianglesSendNothing) {
+  for (const auto& dims :
+       {std::vector<MeshDim>{{"a", 3}}, std::vector<MeshDim>{{"a", 2}, {"b", 2}}}) {
+    on_mesh(dims, [&](const MeshPtr& mesh) {
+      const Tensor whole = at::arange(49, at::kDouble).view({7, 7}) * 0.5;
+      for (const int dim : {0, 1}) {
+        for (const bool both : {false, true}) {
+          Placements placements(dims.size(), Shard(dim));
+          if (both) placements.back() = Shard(1 - dim);
+          const Tensor x = distribute_tensor(whole, mesh, placements).requires_grad_();
+          const CommTrace trace(mesh);
+          const Tensor low = x.tril(-1), high = x.triu(2), sum = x.trace();
+          Tensor diagonal;
+          if (!both || dims.size() == 1) diagonal = x.diagonal();
+          if (dim == 0 && !both) (diagonal * diagonal).backward(diagonal.detach());
+          EXPECT_EQ(trace.events().size(), 0u) << trace.to_string();
+          EXPECT_TRUE(at::equal(full_tensor(low), whole.tril(-1)));
+          EXPECT_TRUE(at::equal(full_tensor(high), whole.triu(2)));
+          EXPECT_EQ(full_tensor(sum).item<double>(), whole.trace().item<double>());
+          if (diagonal.defined()) {
+            EXPECT_TRUE(at::equal(full_tensor(diagonal), whole.diagonal()));
+          }
+          if (dim == 0 && !both) {
+            EXPECT_TRUE(
+                at::equal(full_tensor(x.grad()), (2 * whole.diagonal().square()).diag_embed()));
+          }
+        }
+      }
+    });
+  }
 }
 
 // Cuts in another order than that of the mesh dimensions.

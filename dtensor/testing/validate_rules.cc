@@ -184,9 +184,10 @@ bool has_rule(const std::string& op) {
 constexpr std::string_view kNotSampled[] = {
     // Lists: optimizer_test.
     "aten::_foreach_", "aten::_fused_", "aten::_amp_foreach_",
-    // No tensor is returned: data_movement_test, dispatch_test.
-    "aten::allclose", "aten::equal", "aten::is_same_size", "aten::_local_scalar_dense",
-    "aten::_is_all_true", "aten::_is_any_true", "aten::_linalg_check_errors",
+    // No tensor is returned: data_movement_test, dispatch_test, view_test.
+    "aten::allclose", "aten::equal", "aten::is_set_to", "aten::is_same_size",
+    "aten::_local_scalar_dense", "aten::_is_all_true", "aten::_is_any_true",
+    "aten::_linalg_check_errors",
     // What a tensor is changes: tests/op_db.
     "aten::resize_", "aten::set_", "aten::as_strided_scatter",
     // LibTorch takes them apart before they reach us, except in inference mode: tests/op_db.
