@@ -17,12 +17,13 @@ SIZE(swv_device, 8);
 FIELD(swv_device, type, 0, 4);
 FIELD(swv_device, index, 4, 4);
 
-SIZE(swv_world_options, 40);
+SIZE(swv_world_options, 48);
 FIELD(swv_world_options, struct_size, 0, 8);
 FIELD(swv_world_options, backend, 8, 8);
 FIELD(swv_world_options, network_interface, 16, 8);
 FIELD(swv_world_options, timeout_ms, 24, 8);
 FIELD(swv_world_options, device, 32, 8);
+FIELD(swv_world_options, device_backend, 40, 8);
 
 SIZE(swv_rendezvous, 48);
 FIELD(swv_rendezvous, struct_size, 0, 8);
@@ -57,7 +58,7 @@ FIELD(swv_collective, num_counts, 56, 8);
 FIELD(swv_collective, timeout_ms, 64, 8);
 FIELD(swv_collective, tag, 72, 8);
 
-SIZE(swv_backend_call, 80);
+SIZE(swv_backend_call, 96);
 FIELD(swv_backend_call, struct_size, 0, 8);
 FIELD(swv_backend_call, kind, 8, 4);
 FIELD(swv_backend_call, reduce_op, 12, 4);
@@ -70,6 +71,8 @@ FIELD(swv_backend_call, out_counts, 48, 8);
 FIELD(swv_backend_call, sequence, 56, 8);
 FIELD(swv_backend_call, timeout_ms, 64, 8);
 FIELD(swv_backend_call, tag, 72, 8);
+FIELD(swv_backend_call, fingerprint, 80, 8);
+FIELD(swv_backend_call, coalesced, 88, 8);
 
 SIZE(swv_group, 32);
 FIELD(swv_group, struct_size, 0, 8);
@@ -78,7 +81,7 @@ FIELD(swv_group, rank, 16, 4);
 FIELD(swv_group, num_ranks, 20, 4);
 FIELD(swv_group, world_ranks, 24, 8);
 
-SIZE(swv_backend, 80);
+SIZE(swv_backend, 136);
 FIELD(swv_backend, struct_size, 0, 8);
 FIELD(swv_backend, name, 8, 8);
 FIELD(swv_backend, implements, 16, 8);
@@ -89,6 +92,19 @@ FIELD(swv_backend, wait, 48, 8);
 FIELD(swv_backend, subgroup, 56, 8);
 FIELD(swv_backend, abort, 64, 8);
 FIELD(swv_backend, drop, 72, 8);
+FIELD(swv_backend, device, 80, 8);
+FIELD(swv_backend, can_reduce, 88, 8);
+FIELD(swv_backend, wait_on, 96, 8);
+FIELD(swv_backend, copy_to_host, 104, 8);
+FIELD(swv_backend, copy_to_device, 112, 8);
+FIELD(swv_backend, begin_coalescing, 120, 8);
+FIELD(swv_backend, end_coalescing, 128, 8);
+
+SIZE(swv_device_backend, 32);
+FIELD(swv_device_backend, struct_size, 0, 8);
+FIELD(swv_device_backend, self, 8, 8);
+FIELD(swv_device_backend, connect, 16, 8);
+FIELD(swv_device_backend, drop, 24, 8);
 
 SIZE(swv_mesh_dim, 16);
 FIELD(swv_mesh_dim, name, 0, 8);

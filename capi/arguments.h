@@ -77,6 +77,8 @@ inline constexpr size_t first_size<swv_group> = 32;
 template <>
 inline constexpr size_t first_size<swv_backend> = 80;
 template <>
+inline constexpr size_t first_size<swv_device_backend> = 32;
+template <>
 inline constexpr size_t first_size<swv_placement> = 48;
 template <>
 inline constexpr size_t first_size<swv_tensor_options> = 40;

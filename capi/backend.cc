@@ -1,10 +1,15 @@
 // Backends of third parties: a comm/ Backend over a table of C functions.
+#include <algorithm>
 #include <chrono>
+#include <exception>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "shardweave/capi/handles.h"
+#include "shardweave/capi/world_options.h"
 #include "shardweave/comm/backend.h"
 #include "shardweave/comm/rendezvous/rendezvous.h"
 #include "shardweave/comm/str_cat.h"
@@ -24,15 +29,29 @@ int64_t timeout_ms(Deadline deadline) {
   return std::max<int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(left).count());
 }
 
-swv_buffer c_buffer(const ConstBuffer& b) {
+swv_buffer c_buffer(const ConstBuffer& b, DeviceStream stream) {
   swv_buffer result = SWV_BUFFER_INIT;
   result.data = const_cast<void*>(b.data);
   result.count = b.count;
   result.dtype = dtype_of(b.dtype);
   result.device = {b.device.type == DeviceType::kCpu ? SWV_DEVICE_CPU : SWV_DEVICE_CUDA,
                    b.device.index};
+  if (b.device.type != DeviceType::kCpu) result.stream = stream.handle;
   return result;
 }
+
+// As a swv_group has it; the vector is what it points to.
+struct Members {
+  explicit Members(const GroupInfo& group)
+      : world_ranks(group.world_ranks.begin(), group.world_ranks.end()) {
+    c.name = group.name.c_str();
+    c.rank = group.rank;
+    c.num_ranks = group.size();
+    c.world_ranks = world_ranks.data();
+  }
+  std::vector<int32_t> world_ranks;
+  swv_group c = SWV_GROUP_INIT;
+};
 
 // Drops the table's self if nothing has taken it.
 struct Self {
@@ -53,13 +72,25 @@ class TableBackend : public Backend {
   }
 
   std::string_view name() const override { return name_; }
+  bool supports(DeviceType type) const override { return type == device().type; }
+  absl::Status check_device(Device given) const override {
+    if (given == device()) return absl::OkStatus();
+    return absl::InvalidArgumentError(str_cat("memory of ", to_string(given), "; backend ", name_,
+                                              " of rank ", group().rank, " moves that of ",
+                                              to_string(device())));
+  }
+  bool compares_calls() const override { return device().type == DeviceType::kCpu; }
   bool implements(OpKind op) const override {
     return (table_.implements >> static_cast<int>(op) & 1) != 0;
+  }
+  bool can_reduce(DType dtype, ReduceOp op) const override {
+    return table_.can_reduce == nullptr ||
+           table_.can_reduce(table_.self, dtype_of(dtype), static_cast<int>(op)) != 0;
   }
 
   absl::StatusOr<Ticket> start(const Call& call) override {
     const std::string tag(call.tag);
-    const swv_buffer in = c_buffer(call.in), out = c_buffer(call.out);
+    const swv_buffer in = c_buffer(call.in, call.stream), out = c_buffer(call.out, call.stream);
     swv_backend_call c = {};
     c.struct_size = sizeof(c);
     c.kind = static_cast<int>(call.op);
@@ -73,6 +104,8 @@ class TableBackend : public Backend {
     c.sequence = call.sequence;
     c.timeout_ms = timeout_ms(call.deadline);
     c.tag = tag.c_str();
+    c.fingerprint = call.fingerprint;
+    c.coalesced = call.group;
     uint64_t ticket = SWV_TICKET_DONE;
     absl::Status status = take(table_.start(table_.self, &c, &ticket));
     if (!status.ok()) return status;
@@ -92,25 +125,45 @@ class TableBackend : public Backend {
     return take(table_.wait(table_.self, ticket, timeout_ms(deadline)));
   }
 
+  absl::Status wait_on(Ticket ticket, DeviceStream stream) override {
+    if (table_.wait_on == nullptr) return Backend::wait_on(ticket, stream);
+    return take(table_.wait_on(table_.self, ticket, stream.handle));
+  }
+
+  absl::Status copy_to_host(void* host, const ConstBuffer& device, DeviceStream stream) override {
+    if (table_.copy_to_host == nullptr) return Backend::copy_to_host(host, device, stream);
+    const swv_buffer from = c_buffer(device, stream);
+    return take(table_.copy_to_host(table_.self, host, &from));
+  }
+  absl::Status copy_to_device(const Buffer& device, const void* host,
+                              DeviceStream stream) override {
+    if (table_.copy_to_device == nullptr) return Backend::copy_to_device(device, host, stream);
+    const swv_buffer to = c_buffer(device, stream);
+    return take(table_.copy_to_device(table_.self, &to, host));
+  }
+
+  void begin_coalescing() override {
+    if (table_.begin_coalescing != nullptr) table_.begin_coalescing(table_.self);
+  }
+  absl::Status end_coalescing() override {
+    if (table_.end_coalescing == nullptr) return absl::OkStatus();
+    return take(table_.end_coalescing(table_.self));
+  }
+
   absl::StatusOr<std::unique_ptr<Backend>> subgroup(GroupInfo group, absl::Span<const int> members,
                                                     std::string_view key,
                                                     Deadline deadline) override {
     if (table_.subgroup == nullptr) {
       return absl::UnimplementedError(str_cat("backend ", name_, " makes no subgroups"));
     }
-    swv_group g = SWV_GROUP_INIT;
-    g.name = group.name.c_str();
-    g.rank = group.rank;
-    g.num_ranks = group.size();
-    const std::vector<int32_t> world_ranks(group.world_ranks.begin(), group.world_ranks.end());
-    g.world_ranks = world_ranks.data();
+    const Members of_group(group);
     const std::string key_text(key);
     static_assert(sizeof(int) == sizeof(int32_t));
     swv_backend table = table_;
     table.self = nullptr;
     absl::Status status =
-        take(table_.subgroup(table_.self, &g, members.data(), members.size(), key_text.c_str(),
-                             timeout_ms(deadline), &table.self));
+        take(table_.subgroup(table_.self, &of_group.c, members.data(), members.size(),
+                             key_text.c_str(), timeout_ms(deadline), &table.self));
     if (!status.ok()) return status;
     Self self{&table};
     auto made = std::make_unique<TableBackend>(std::move(group), table, name_);
@@ -124,9 +177,67 @@ class TableBackend : public Backend {
   }
 
  private:
+  Device device() const {
+    if (table_.device.type == SWV_DEVICE_CPU) return {};
+    return {DeviceType::kCuda, table_.device.index};
+  }
+
   const swv_backend table_;
   const std::string name_;
 };
+
+// What every table has. Returns its name.
+std::string check_table(const swv_backend& table, const std::string& argument) {
+  const auto member = [&](const char* name) { return argument + "." + name; };
+  std::string name(text(table.name, member("name").c_str()));
+  if (table.start == nullptr) fail_null(member("start").c_str());
+  if (table.abort == nullptr) fail_null(member("abort").c_str());
+  if ((table.implements >> kNumOpKinds) != 0) {
+    fail_argument(member("implements").c_str(), "has bits that are no swv_collective_kind");
+  }
+  if ((table.begin_coalescing == nullptr) != (table.end_coalescing == nullptr)) {
+    fail_argument(argument.c_str(),
+                  "has one of begin_coalescing and end_coalescing; wanted both or none");
+  }
+  return name;
+}
+
+// The table of one group, as this rank has it.
+std::unique_ptr<Backend> connect_rank(const swv_device_backend& maker, const GroupInfo& group,
+                                      const std::shared_ptr<Communicator>& bootstrap,
+                                      Deadline deadline) {
+  const Members members(group);
+  const Owned<swv_comm> comm(make<swv_comm>(bootstrap));
+  swv_backend table = SWV_BACKEND_INIT;
+  throw_if_failed(maker.connect(maker.self, &members.c, comm.get(), timeout_ms(deadline), &table),
+                  "swv_device_backend.connect");
+  Self self{&table};
+  std::string name = check_table(table, "out_backend");
+  if (comm_device(table.device, "out_backend.device").type == DeviceType::kCpu) {
+    fail_argument("out_backend.device", "is the CPU; wanted this rank's GPU");
+  }
+  auto made = std::make_unique<TableBackend>(group, table, std::move(name));
+  self.table = nullptr;
+  return made;
+}
+
+// An error of one rank is one of all, and names it.
+absl::Status agree(const absl::Status& mine, Communicator& bootstrap) {
+  std::vector<uint8_t> failed(bootstrap.size());
+  const uint8_t here = mine.ok() ? 0 : 1;
+  const absl::Status told = bootstrap
+                                .all_gather(ConstBuffer(&here, 1, DType::kU8),
+                                            Buffer{failed.data(), bootstrap.size(), DType::kU8, {}},
+                                            {.tag = "whether each has a backend for its device"})
+                                .wait();
+  if (!mine.ok()) return mine;
+  if (!told.ok()) return told;
+  const auto first = std::find(failed.begin(), failed.end(), 1);
+  if (first == failed.end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      str_cat("rank ", bootstrap.world_ranks()[first - failed.begin()],
+              " has no backend for its device; its own error says why"));
+}
 
 GroupInfo group_info(const swv_group* given) {
   const swv_group g = required_options<swv_group>(given, SWV_GROUP_INIT, "group");
@@ -145,41 +256,80 @@ GroupInfo group_info(const swv_group* given) {
   return info;
 }
 
-swv_world* create_world(const swv_backend* backend, const swv_group* group,
-                        const swv_world_options* given) {
-  const swv_backend table =
+void create_world(const swv_backend* backend, const swv_group* group,
+                  const swv_world_options* given, swv_world** out_world) {
+  // Both tables are taken over, whatever is wrong.
+  GivenWorldOptions options;
+  std::exception_ptr wrong_options;
+  try {
+    options = world_options(given);
+  } catch (...) {
+    wrong_options = std::current_exception();
+  }
+  swv_backend table =
       known_options<swv_backend>(out(backend, "backend"), SWV_BACKEND_INIT, "backend");
   Self self{&table};
+  if (backend->struct_size < SWV_SIZE_TO(swv_backend, end_coalescing)) {
+    // Of 0.3: what comes behind `drop` is not there. (No version ends between.)
+    table.device = {SWV_DEVICE_CPU, 0};
+    table.can_reduce = nullptr;
+    table.begin_coalescing = nullptr;
+    table.end_coalescing = nullptr;
+  }
+  swv_world*& world = out(out_world, "out_world");
+  if (wrong_options != nullptr) std::rethrow_exception(wrong_options);
   check_options(*backend, table, "backend");
-  std::string name(text(table.name, "backend.name"));
-  if (table.start == nullptr) fail_null("backend.start");
-  if (table.abort == nullptr) fail_null("backend.abort");
-  if ((table.implements >> kNumOpKinds) != 0) {
-    fail_argument("backend.implements", "has bits that are no swv_collective_kind");
+  std::string name = check_table(table, "backend");
+  if (table.device.type != SWV_DEVICE_CPU) {
+    fail_argument(
+        "backend.device",
+        "is no CPU; a GPU's backend stands beside that of the CPU (options.device_backend)");
   }
   GroupInfo info = group_info(group);
-  const swv_world_options o = options<swv_world_options>(given, SWV_WORLD_OPTIONS_INIT, "options");
-  const absl::Duration deadline = timeout(o.timeout_ms, "options.timeout_ms", absl::Minutes(5));
-  auto made = std::make_unique<TableBackend>(std::move(info), table, std::move(name));
+  std::unique_ptr<Backend> made =
+      std::make_unique<TableBackend>(std::move(info), table, std::move(name));
   self.table = nullptr;
-  return make<swv_world>(
-      std::make_shared<World>(Communicator::create(std::move(made), {.timeout = deadline})));
+  const absl::Duration timeout = options.world.timeout;
+  if (options.connect_device != nullptr) {
+    const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+    made = check(
+        make_paired_backend(std::move(made), std::move(options.connect_device), {}, deadline));
+  }
+  world = make<swv_world>(
+      std::make_shared<World>(Communicator::create(std::move(made), {.timeout = timeout})));
 }
 
 }  // namespace
+
+ConnectDevice connect_device(const swv_device_backend* given, const char* argument) {
+  if (given == nullptr) return nullptr;
+  const auto known = known_options<swv_device_backend>(*given, SWV_DEVICE_BACKEND_INIT, argument);
+  const std::shared_ptr<const swv_device_backend> maker(new swv_device_backend(known),
+                                                        [](const swv_device_backend* last) {
+                                                          if (last->drop != nullptr)
+                                                            last->drop(last->self);
+                                                          delete last;
+                                                        });
+  check_options(*given, known, argument);
+  if (known.connect == nullptr) fail_null(str_cat(argument, ".connect").c_str());
+  return [maker](const GroupInfo& group, const std::shared_ptr<Communicator>& bootstrap,
+                 Deadline deadline) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    std::unique_ptr<Backend> made;
+    absl::Status mine;
+    try {
+      made = connect_rank(*maker, group, bootstrap, deadline);
+    } catch (...) {
+      mine = absl_status_of_exception();
+    }
+    if (absl::Status all = agree(mine, *bootstrap); !all.ok()) return all;
+    return made;
+  };
+}
+
 }  // namespace shardweave::capi
 
 swv_status* swv_world_create_with_backend(const swv_backend* backend, const swv_group* group,
                                           const swv_world_options* options, swv_world** out_world) {
   using namespace shardweave::capi;
-  return guarded(__func__, [&] {
-    if (out_world == nullptr) {
-      // The backend's self is taken over all the same.
-      const swv_backend table =
-          known_options<swv_backend>(out(backend, "backend"), SWV_BACKEND_INIT, "backend");
-      const Self self{&table};
-      fail_null("out_world");
-    }
-    *out_world = create_world(backend, group, options);
-  });
+  return guarded(__func__, [&] { create_world(backend, group, options, out_world); });
 }

@@ -27,7 +27,9 @@ Buffer buffer(const swv_buffer* given, const char* argument) {
   try {
     check_reserved(b.reserved, ".reserved");
     result = {b.data, b.count, comm_dtype(b.dtype, ".dtype"), comm_device(b.device, ".device")};
-    check_stream(b.stream, b.device, ".stream");
+    if (b.stream != nullptr && result.device.type == DeviceType::kCpu) {
+      fail_argument(".stream", "is given; a CPU has no streams");
+    }
   } catch (const Failure& failure) {
     std::string message = failure.what();
     message.insert(message.find('\'') + 1, argument);
@@ -69,6 +71,24 @@ constexpr Operation kOperations[] = {
 };
 static_assert(std::size(kOperations) == kNumOpKinds);
 
+// That of an operation's memory, of which a side may have none.
+DeviceStream stream_of(const swv_collective& o, const Operation& its) {
+  DeviceStream stream;
+  const swv_buffer* first = nullptr;
+  for (const auto& [given, argument] : {std::pair(o.in, its.in), std::pair(o.out, its.out)}) {
+    if (given == nullptr) continue;
+    const auto b = known_options<swv_buffer>(*given, SWV_BUFFER_INIT, argument);
+    if (b.data == nullptr) continue;
+    if (first != nullptr && b.stream != stream.handle) {
+      fail_argument(argument,
+                    "has another stream than the operation's input; an operation has one");
+    }
+    first = given;
+    stream.handle = b.stream;
+  }
+  return stream;
+}
+
 bool is_kind(swv_collective_kind kind) {
   return kind >= 0 && kind < kNumOpKinds;
 }
@@ -101,7 +121,8 @@ Work start(Communicator& c, const swv_collective* given, bool waits) {
   check_absent(o.out_counts, its.out_counts, "collective.out_counts");
   const CallOptions options = {
       .timeout = timeout(o.timeout_ms, "options.timeout_ms", absl::ZeroDuration()),
-      .tag = text_or(o.tag, "", "options.tag")};
+      .tag = text_or(o.tag, "", "options.tag"),
+      .stream = stream_of(o, its)};
   const auto in = [&] { return buffer(o.in, its.in); };
   const auto out = [&] { return buffer(o.out, its.out); };
   const auto in_counts = [&] { return span(o.in_counts, o.num_counts, its.in_counts); };
@@ -250,6 +271,10 @@ swv_status* swv_work_is_done(const swv_work* work, swv_bool* out_is_done) {
 
 swv_status* swv_work_wait(const swv_work* work) {
   return guarded(__func__, [&] { check(in(work, "work").work.wait()); });
+}
+
+swv_status* swv_work_wait_on(const swv_work* work, void* stream) {
+  return guarded(__func__, [&] { check(in(work, "work").work.wait_on({stream})); });
 }
 
 swv_status* swv_work_share(const swv_work* work, swv_work** out_work) {

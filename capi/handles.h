@@ -54,7 +54,7 @@ swv_device device_of(c10::Device device);
 DType comm_dtype(swv_dtype dtype, const char* argument);
 swv_dtype dtype_of(DType dtype);
 Device comm_device(const swv_device& device, const char* argument);
-// Of a GPU's memory only, and only the default one until there is a backend that knows others.
+// Of a GPU's memory only. Tensors are used on the default one alone.
 void check_stream(const void* stream, const swv_device& device, const char* argument);
 
 // --- tensors -------------------------------------------------------------------------------------

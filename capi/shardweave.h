@@ -313,10 +313,14 @@ typedef struct swv_world_options {
    * rank, with "gloo" none. With "gloo" a GPU's memory goes by way of the host: slowly, but several
    * processes may have one GPU. Ranks that are threads: not used. */
   swv_device device;
+  /* Memory of a GPU moves by a backend of the caller ("Backends of third parties"), on all ranks alike;
+   * `backend` and `device` are not given then. NULL: as those say. Ranks that are threads of
+   * swv_run_ranks or swv_world_create_local: SWV_CODE_INVALID_ARGUMENT. */
+  const struct swv_device_backend* device_backend;
 } swv_world_options;
 /* clang-format off */
 #define SWV_WORLD_OPTIONS_INIT \
-  {SWV_SIZE_TO(swv_world_options, device), NULL, NULL, 0, {SWV_DEVICE_CPU, 0}}
+  {SWV_SIZE_TO(swv_world_options, device_backend), NULL, NULL, 0, {SWV_DEVICE_CPU, 0}, NULL}
 /* clang-format on */
 
 /* What a rank does. `world` is borrowed. */
@@ -396,7 +400,9 @@ typedef struct swv_buffer {
   swv_dtype dtype;
   swv_device device;
   int32_t reserved; /* 0 */
-  void* stream;     /* of a GPU: where the memory is used (a cudaStream_t); NULL: the default one */
+  /* Of a GPU: a cudaStream_t (NULL: the default one), that of both sides of an operation, which
+   * begins when the GPU has done what is on it by now. It lives until the operation is done. */
+  void* stream;
 } swv_buffer;
 #define SWV_BUFFER_INIT \
   {SWV_SIZE_TO(swv_buffer, stream), NULL, 0, SWV_DTYPE_DEFAULT, {SWV_DEVICE_CPU, 0}, 0, NULL}
@@ -475,6 +481,12 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_start(swv_comm* comm, const swv_collec
 SWV_API SWV_MUST_USE swv_status* swv_work_is_done(const swv_work* work, swv_bool* out_is_done);
 /* Until done or the operation's deadline. Any number of times, from any thread. */
 SWV_API SWV_MUST_USE swv_status* swv_work_wait(const swv_work* work);
+/* Of memory of a GPU: what is put on `stream` (as in swv_buffer) afterwards runs when the operation is
+ * done. The host does not wait for the GPU, and learns only of errors that are known by now. It waits,
+ * until the operation's deadline, for what the GPU cannot be given yet: the first operations between
+ * ranks for the others to issue their part, what goes by way of the host. Of memory of the CPU it is
+ * swv_work_wait; `stream` is not used then. */
+SWV_API SWV_MUST_USE swv_status* swv_work_wait_on(const swv_work* work, void* stream);
 SWV_API SWV_MUST_USE swv_status* swv_work_share(const swv_work* work, swv_work** out_work);
 /* Does not cancel: the memory is in use until the operation is done. */
 SWV_API void swv_work_free(swv_work* work);
@@ -533,7 +545,15 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_health(const swv_comm* comm);
  * out. It may block until the operation is done (SWV_TICKET_DONE), but for send and recv, which
  * wait for the other side in wait() only. Ranks that call different things should all get
  * SWV_CODE_FAILED_PRECONDITION. Once wait() has returned, with an error or not, the memory of the
- * operation is not touched any more. After an error of start or wait nothing more is started. */
+ * operation is not touched any more. After an error of start or wait nothing more is started.
+ *
+ * Memory of a GPU moves by a table of its own, beside that of the CPU: a swv_device_backend in the
+ * options of a world makes it. Nothing of it may wait for other ranks on the host where the GPU can;
+ * ranks meet in the middle of its work, where one that is missing, or has called something else, is
+ * seen by nobody. So the library has the ranks tell each other what they call, over the CPU's backend,
+ * beside the operation: the table compares nothing, and gets abort() when one of them is wrong or late.
+ * What the table does not implement, or cannot reduce, goes through memory of the host and the CPU's
+ * backend (copy_to_host, copy_to_device). */
 
 /* One rank's part in one operation, validated. What it points to lives during start(), the memory
  * of in and out until the operation is done. */
@@ -550,6 +570,12 @@ typedef struct swv_backend_call {
   uint64_t sequence;         /* counts the group's collectives, from 1; its sends and recvs apart */
   int64_t timeout_ms;        /* from now to the deadline; -1: none */
   const char* tag;           /* "" if there is none */
+  uint64_t
+      fingerprint; /* of a collective: what it is about; ranks that have different ones, neither
+                         * of them 0, have called different things */
+  uint64_t
+      coalesced; /* of a collective of a GPU's: those of one number are coalesced as one, the same
+                       * number on all ranks; 0: alone */
 } swv_backend_call;
 
 /* Who is in the group. */
@@ -584,12 +610,62 @@ typedef struct swv_backend {
   void (*abort)(void* self, swv_code code, const char* reason);
   /* Once for each self, its own and those of subgroups. */
   void (*drop)(void* self);
+  /* The memory that it moves: the CPU's, or, of a swv_device_backend, that of this GPU. */
+  swv_device device;
+  /* NULL: all that are defined. Whether it has this reduction. */
+  swv_bool (*can_reduce)(void* self, swv_dtype dtype, swv_reduce_op op);
+  /* The next three are of a GPU's backend. wait_on: what is put on `stream` afterwards runs when the
+   * operation is done. Does not wait for the GPU; may wait, until the operation's deadline, for other
+   * ranks to issue their part. NULL: the host waits, by wait(). Any thread at any time. */
+  swv_status* (*wait_on)(void* self, uint64_t ticket, void* stream);
+  /* device->count elements between the host's memory and the GPU's, in the order of device->stream,
+   * and waits for that. NULL: what would need it is SWV_CODE_UNIMPLEMENTED. */
+  swv_status* (*copy_to_host)(void* self, void* host, const swv_buffer* device);
+  swv_status* (*copy_to_device)(void* self, const swv_buffer* device, const void* host);
+  /* Around calls of start() that are coalesced: they may be held back and run as one. A wait() or
+   * wait_on() for one that is held back runs what is held back so far; done() does not. NULL both:
+   * they come as ever. */
+  void (*begin_coalescing)(void* self);
+  swv_status* (*end_coalescing)(void* self);
 } swv_backend;
-#define SWV_BACKEND_INIT \
-  {SWV_SIZE_TO(swv_backend, drop), NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
+#define SWV_BACKEND_INIT                     \
+  {SWV_SIZE_TO(swv_backend, end_coalescing), \
+   NULL,                                     \
+   0,                                        \
+   NULL,                                     \
+   NULL,                                     \
+   NULL,                                     \
+   NULL,                                     \
+   NULL,                                     \
+   NULL,                                     \
+   NULL,                                     \
+   {SWV_DEVICE_CPU, 0},                      \
+   NULL,                                     \
+   NULL,                                     \
+   NULL,                                     \
+   NULL,                                     \
+   NULL,                                     \
+   NULL}
 
-/* The world of this rank over a backend of the caller. `backend` is copied. options: timeout
- * only. */
+/* Makes the table of a group's GPUs, on each of its ranks: those of a world, and again of each group
+ * that is made of it (so `subgroup` of these tables is not called). */
+typedef struct swv_device_backend {
+  size_t struct_size;
+  void* self; /* first argument of the functions */
+  /* Fills *out_backend, an SWV_BACKEND_INIT: its device is this rank's GPU. `bootstrap` has the
+   * group's ranks and is for this table alone: what brings them together goes over it. It is borrowed;
+   * to keep it, swv_comm_share. All ranks of the group call this at once. An error on one of them is
+   * an error on all: the library sees to it. */
+  swv_status* (*connect)(void* self, const swv_group* group, swv_comm* bootstrap,
+                         int64_t timeout_ms, swv_backend* out_backend);
+  /* When no group needs it any more, from whatever thread ends the last. Once, also if the world is
+   * not made. */
+  void (*drop)(void* self);
+} swv_device_backend;
+#define SWV_DEVICE_BACKEND_INIT {SWV_SIZE_TO(swv_device_backend, drop), NULL, NULL, NULL}
+
+/* The world of this rank over a backend of the caller. `backend` is copied. options: timeout and
+ * device_backend only; with the latter COLLECTIVE. */
 SWV_API SWV_MUST_USE swv_status* swv_world_create_with_backend(const swv_backend* backend,
                                                                const swv_group* group,
                                                                const swv_world_options* options,

@@ -9,6 +9,7 @@ static swv_mesh* mesh;
 static swv_comm* comm;
 static swv_tensor* parameter;
 static int dropped;
+static const char* store_path;
 
 /* ---- One use of each ------------------------------------------------------------------------- */
 
@@ -93,6 +94,28 @@ static swv_status* use_backend(void* backend) {
   swv_world* made = NULL;
   swv_status* status = swv_world_create_with_backend((swv_backend*)backend, &group, NULL, &made);
   swv_world_free(made);
+  return status;
+}
+static swv_status* connect_device(void* self, const swv_group* group, swv_comm* bootstrap,
+                                  int64_t timeout_ms, swv_backend* out_backend) {
+  (void)self, (void)group, (void)bootstrap, (void)timeout_ms;
+  out_backend->name = "test";
+  out_backend->device.type = SWV_DEVICE_CUDA;
+  out_backend->start = start;
+  out_backend->abort = abort_group;
+  return NULL;
+}
+static swv_status* use_device_backend(void* device_backend) {
+  swv_rendezvous alone = SWV_RENDEZVOUS_INIT;
+  swv_world_options options = SWV_WORLD_OPTIONS_INIT;
+  swv_world* made = NULL;
+  swv_status* status;
+  alone.file = store_path;
+  alone.local_rank = 0;
+  options.device_backend = (swv_device_backend*)device_backend;
+  status = swv_world_join(&alone, &options, &made);
+  swv_world_free(made);
+  unlink(store_path);
   return status;
 }
 static swv_status* use_group(void* group) {
@@ -498,6 +521,7 @@ int main(void) {
   FILE* tokens;
   char tokens_file[4200];
   const swv_backend backend = good_backend();
+  swv_device_backend device_backend = SWV_DEVICE_BACKEND_INIT;
   const char* const folder = getenv("TEST_TMPDIR");
   char file[4096];
   snprintf(file, sizeof(file), "%s/struct_size.%ld", folder == NULL ? "/tmp" : folder,
@@ -544,7 +568,12 @@ int main(void) {
   patch.forward = forward;
   patch.drop = drop;
   EVERY_SIZE(patch, patch, 0, 1);
-  EVERY_SIZE(backend, backend, 0, 1);
+  GROWN_SINCE(backend, SWV_SIZE_TO(swv_backend, drop), backend, 0, 1);
+  store_path = file;
+  device_backend.self = &dropped;
+  device_backend.connect = connect_device;
+  device_backend.drop = drop;
+  EVERY_SIZE(device_backend, device_backend, 0, 1);
   EVERY_SIZE(group, group, 0, 2);
   EVERY_SIZE(tensor_options, with_grad, 0, 0);
   EVERY_SIZE(distribute_options, distribute, 0, 0);

@@ -1,6 +1,7 @@
 // Worlds.
 #include "shardweave/capi/handles.h"
 #include "shardweave/capi/threads.h"
+#include "shardweave/capi/world_options.h"
 #include "shardweave/comm/counting/counting.h"
 #include "shardweave/comm/environment/from_environment.h"
 #include "shardweave/comm/inproc/inproc.h"
@@ -8,22 +9,34 @@
 #include "shardweave/comm/str_cat.h"
 
 namespace shardweave::capi {
-namespace {
 
-WorldOptions world_options(const swv_world_options* given) {
-  const swv_world_options o = options<swv_world_options>(given, SWV_WORLD_OPTIONS_INIT, "options");
-  WorldOptions result;
-  result.backend = text_or(o.backend, result.backend, "options.backend");
-  result.interface = text_or(o.network_interface, "", "options.network_interface");
-  result.timeout = timeout(o.timeout_ms, "options.timeout_ms", result.timeout);
+GivenWorldOptions world_options(const swv_world_options* given) {
+  if (given == nullptr) return {};
+  auto o = known_options<swv_world_options>(*given, SWV_WORLD_OPTIONS_INIT, "options");
+  // A size that ends within the pointer is no version's.
+  if (given->struct_size < SWV_SIZE_TO(swv_world_options, device_backend))
+    o.device_backend = nullptr;
+  GivenWorldOptions result;
+  result.connect_device = connect_device(o.device_backend, "options.device_backend");
+  check_options(*given, o, "options");
+  WorldOptions& world = result.world;
+  world.backend = text_or(o.backend, world.backend, "options.backend");
+  world.interface = text_or(o.network_interface, "", "options.network_interface");
+  world.timeout = timeout(o.timeout_ms, "options.timeout_ms", world.timeout);
   const Device device = comm_device(o.device, "options.device");
-  if (device.type == DeviceType::kCuda) result.device = device.index;
+  if (device.type == DeviceType::kCuda) world.device = device.index;
   return result;
 }
 
+namespace {
+
 // Of ranks that are threads. "gloo" is what options for processes say, too: it is not used.
 WorldOptions local_options(const swv_world_options* given) {
-  WorldOptions result = world_options(given);
+  const GivenWorldOptions o = world_options(given);
+  if (o.connect_device != nullptr) {
+    fail_argument("options.device_backend", "is given; ranks that are threads have the CPU alone");
+  }
+  const WorldOptions& result = o.world;
   if (result.backend != "gloo" && result.backend != "inproc") {
     fail_argument("options.backend", str_cat("is \"", result.backend,
                                              "\"; ranks that are threads have the backend inproc "
@@ -43,7 +56,8 @@ swv_world* new_world(std::shared_ptr<World> world) {
   return make<swv_world>(std::move(world));
 }
 
-void run(int32_t num_ranks, swv_rank_fn body, void* user_data, const swv_world_options* options) {
+void run(int32_t num_ranks, swv_rank_fn body, void* user_data, const swv_world_options* given) {
+  const WorldOptions options = local_options(given);
   check_num_ranks(num_ranks);
   if (body == nullptr) fail_null("body");
   const auto rank = [&](World& world) {
@@ -52,13 +66,13 @@ void run(int32_t num_ranks, swv_rank_fn body, void* user_data, const swv_world_o
         new_world(std::make_shared<World>(world.comm(), world.local_rank(), world.local_size())));
     return take(body(user_data, handle.get()));
   };
-  check(run_ranks(num_ranks, std::function<absl::Status(World&)>(rank), local_options(options)));
+  check(run_ranks(num_ranks, std::function<absl::Status(World&)>(rank), options));
 }
 
 void create_local(int32_t num_ranks, const swv_world_options* options, swv_world** out_worlds) {
+  const absl::Duration timeout = local_options(options).timeout;
   check_num_ranks(num_ranks);
   out(out_worlds, "out_worlds");
-  const absl::Duration timeout = local_options(options).timeout;
   InprocHub hub(num_ranks);
   std::vector<Owned<swv_world>> worlds;
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -92,17 +106,11 @@ RendezvousInfo rendezvous_info(const swv_rendezvous* given) {
   return info;
 }
 
-std::shared_ptr<World> join(const swv_rendezvous* rendezvous, const swv_world_options* options) {
+swv_world* join(const RendezvousInfo& info, GivenWorldOptions options) {
   std::shared_ptr<World> world =
-      check(join_world(rendezvous_info(rendezvous), world_options(options)));
+      check(join_world(info, options.world, std::move(options.connect_device)));
   default_num_threads(*world);
-  return world;
-}
-
-std::shared_ptr<World> from_environment(const swv_world_options* options) {
-  std::shared_ptr<World> world = check(World::from_environment(world_options(options)));
-  default_num_threads(*world);
-  return world;
+  return new_world(std::move(world));
 }
 
 }  // namespace
@@ -121,14 +129,21 @@ swv_status* swv_world_create_local(int32_t num_ranks, const swv_world_options* o
 }
 
 swv_status* swv_world_from_environment(const swv_world_options* options, swv_world** out_world) {
-  return guarded(__func__, out_world, "out_world",
-                 [&] { return new_world(from_environment(options)); });
+  return guarded(__func__, [&] {
+    GivenWorldOptions given = world_options(options);
+    swv_world*& world = out(out_world, "out_world");
+    world = join(check(shardweave::detect_rendezvous(shardweave::Environment::of_process())),
+                 std::move(given));
+  });
 }
 
 swv_status* swv_world_join(const swv_rendezvous* rendezvous, const swv_world_options* options,
                            swv_world** out_world) {
-  return guarded(__func__, out_world, "out_world",
-                 [&] { return new_world(join(rendezvous, options)); });
+  return guarded(__func__, [&] {
+    GivenWorldOptions given = world_options(options);
+    swv_world*& world = out(out_world, "out_world");
+    world = join(rendezvous_info(rendezvous), std::move(given));
+  });
 }
 
 swv_status* swv_world_create_counting(int32_t rank, int32_t num_ranks, swv_world** out_world) {

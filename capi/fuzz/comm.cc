@@ -143,6 +143,7 @@ void Fuzzer::point_to_point() {
     case 6:
       done(swv_work_is_done(pick(works_), &yes));
       done(swv_work_wait(pick(works_)));
+      done(swv_work_wait_on(pick(works_), any()));
       break;
     case 7:
       if (coalescings_.empty()) {
@@ -214,6 +215,30 @@ void wire_drop(void* self) {
   --*static_cast<Wire*>(self)->live;
   delete static_cast<Wire*>(self);
 }
+swv_status* wire_wait_on(void* self, uint64_t ticket, void*) {
+  return wire_wait(self, ticket, -1);
+}
+// Of a GPU, whose memory is the host's here. What it makes is a wire like itself.
+swv_status* wire_connect(void* self, const swv_group*, swv_comm* bootstrap, int64_t,
+                         swv_backend* out_backend) {
+  const Wire* const wire = static_cast<Wire*>(self);
+  int32_t size = 0;
+  swv_status_free(swv_comm_size(bootstrap, &size));
+  if (wire->how % 9 == 1 || size != 1) return swv_status_new(SWV_CODE_UNAVAILABLE, "no device");
+  if (wire->how % 9 == 2) return nullptr;  // an empty table
+  out_backend->name = "wire";
+  out_backend->implements = 0x3fff;
+  out_backend->self = new Wire(*wire);
+  ++*wire->live;
+  out_backend->start = wire->how % 11 == 1 ? nullptr : wire_start;
+  out_backend->done = wire_done;
+  out_backend->wait = wire_wait;
+  out_backend->abort = wire_abort;
+  out_backend->drop = wire_drop;
+  out_backend->device = {wire->how % 13 == 1 ? SWV_DEVICE_CPU : SWV_DEVICE_CUDA, 0};
+  if (wire->how % 2 == 0) out_backend->wait_on = wire_wait_on;
+  return nullptr;
+}
 
 }  // namespace
 
@@ -236,14 +261,36 @@ void Fuzzer::backends() {
   group.world_ranks = one_in(10) ? nullptr : ranks;
   swv_world_options options = SWV_WORLD_OPTIONS_INIT;
   options.timeout_ms = 50;
+  swv_device_backend of_gpu = SWV_DEVICE_BACKEND_INIT;
+  of_gpu.connect = one_in(30) ? nullptr : wire_connect;
+  of_gpu.drop = wire_drop;
   swv_world* world = nullptr;
   swv_comm *comm = nullptr, *part = nullptr;
   swv_backend* const given = sized(backend);
-  if (!has_size(*given, backend)) wire_drop(backend.self);  // what is no struct has no drop
-  if (done(swv_world_create_with_backend(given, sized(group), sized(options), &world)) &&
+  // What is no struct, or ends before its drop, has none.
+  const auto has_drop = [](size_t size, size_t with_drop) {
+    return size >= with_drop && size <= 4096;
+  };
+  if (!has_drop(given->struct_size, SWV_SIZE_TO(swv_backend, drop))) wire_drop(backend.self);
+  if (one_in(2)) {
+    of_gpu.self = new Wire{chance_.word(), &live};
+    ++live;
+    options.device_backend = sized(of_gpu);
+  }
+  swv_world_options* const given_options = sized(options);
+  if (options.device_backend != nullptr &&
+      !(has_drop(options.device_backend->struct_size, SWV_SIZE_TO(swv_device_backend, drop)) &&
+        has_drop(given_options->struct_size, SWV_SIZE_TO(swv_world_options, device_backend)))) {
+    wire_drop(of_gpu.self);
+  }
+  if (done(swv_world_create_with_backend(given, sized(group), given_options, &world)) &&
       done(swv_world_comm(world, &comm))) {
-    const swv_buffer a = buffer_of(kept_, 4, SWV_DTYPE_F32),
-                     b = buffer_of(kept_ + 8, 4, SWV_DTYPE_F32);
+    swv_buffer a = buffer_of(kept_, 4, SWV_DTYPE_F32), b = buffer_of(kept_ + 8, 4, SWV_DTYPE_F32);
+    if (options.device_backend != nullptr && one_in(2)) {
+      a.device = b.device = {SWV_DEVICE_CUDA, 0};
+      a.stream = kept_;
+      b.stream = one_in(8) ? nullptr : a.stream;
+    }
     swv_call_options o = SWV_CALL_OPTIONS_INIT;
     done(swv_comm_all_reduce(comm, &a, &b, SWV_REDUCE_SUM, &o, nullptr));
     done(swv_comm_broadcast(comm, &a, 0, &o, nullptr));
@@ -265,6 +312,7 @@ void Fuzzer::backends() {
   swv_string* json = nullptr;
   if (one_in(3)) drop(swv_mesh_measure_cost_model(pick(meshes_), &json), &json);
   world = nullptr;
+  options.device_backend = nullptr;  // it has been taken
   if (done(swv_world_from_environment(sized(options), &world))) swv_world_free(world);
   const std::string file = folder_ + "/store" + std::to_string(chance_.word());
   swv_rendezvous rendezvous = SWV_RENDEZVOUS_INIT;

@@ -48,12 +48,13 @@ absl::StatusOr<std::shared_ptr<Store>> open_store(const RendezvousInfo& info,
 }
 
 absl::StatusOr<std::unique_ptr<World>> join_world(const RendezvousInfo& info,
-                                                  const WorldOptions& options) {
+                                                  const WorldOptions& options,
+                                                  ConnectDevice connect_device) {
   const absl::Time deadline = absl::Now() + options.timeout;
   absl::StatusOr<std::shared_ptr<Store>> store = open_store(info, options.timeout);
   if (!store.ok()) return store.status();
   absl::StatusOr<std::unique_ptr<World>> world =
-      join_world(*std::move(store), info, options, deadline);
+      join_world(*std::move(store), info, options, deadline, std::move(connect_device));
   if (world.ok()) use_threads(**world);
   return world;
 }

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "shardweave/comm/paired/paired.h"
 #include "shardweave/comm/rendezvous/rendezvous.h"
 #include "shardweave/comm/store/store.h"
 #include "shardweave/comm/world.h"
@@ -24,8 +25,9 @@ absl::StatusOr<std::shared_ptr<Store>> open_store(const RendezvousInfo& info,
                                                   absl::Duration timeout);
 
 // Joins the World of which `info` tells, in that store, and has LibTorch use world->num_threads()
-// threads; the first rank of a machine says so on stderr.
+// threads; the first rank of a machine says so on stderr. `connect_device`: as of join_world.h.
 absl::StatusOr<std::unique_ptr<World>> join_world(const RendezvousInfo& info,
-                                                  const WorldOptions& options = {});
+                                                  const WorldOptions& options = {},
+                                                  ConnectDevice connect_device = nullptr);
 
 }  // namespace shardweave

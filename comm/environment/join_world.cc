@@ -25,14 +25,15 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(10);
 
 // How a rank is to join.
-std::string_view way_of(const WorldOptions& options) {
+std::string_view way_of(const WorldOptions& options, bool own_backend) {
+  if (own_backend) return "a backend of its own for devices";
   if (options.backend == "nccl") return "backend \"nccl\"";
   return options.device < 0 ? "backend \"gloo\" without a device"
                             : "backend \"gloo\" with a device";
 }
 
 // Ranks that join in different ways would wait for each other.
-absl::Status same_backend_everywhere(Backend& gloo, const WorldOptions& options,
+absl::Status same_backend_everywhere(Backend& gloo, const WorldOptions& options, bool own_backend,
                                      Deadline deadline) {
   if (gloo.group().size() == 1) return absl::OkStatus();
   std::vector<int> everyone(gloo.group().size());
@@ -43,7 +44,7 @@ absl::Status same_backend_everywhere(Backend& gloo, const WorldOptions& options,
   const std::shared_ptr<Communicator> comm =
       Communicator::create(*std::move(all), {.timeout = options.timeout});
   char mine[40] = {};
-  way_of(options).copy(mine, sizeof(mine) - 1);
+  way_of(options, own_backend).copy(mine, sizeof(mine) - 1);
   std::vector<char> theirs(sizeof(mine) * everyone.size());
   const auto bytes = static_cast<int64_t>(sizeof(mine));
   absl::Status status =
@@ -68,8 +69,8 @@ absl::Status same_backend_everywhere(Backend& gloo, const WorldOptions& options,
 
 absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
                                                   const RendezvousInfo& info,
-                                                  const WorldOptions& options,
-                                                  absl::Time deadline) {
+                                                  const WorldOptions& options, absl::Time deadline,
+                                                  ConnectDevice connect_device) {
   if (options.backend != "gloo" && options.backend != "nccl") {
     return absl::InvalidArgumentError(
         absl::StrCat("backend \"", options.backend,
@@ -79,6 +80,12 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
   if (options.device < -1) {
     return absl::InvalidArgumentError(
         absl::StrCat("device ", options.device, ": wanted 0 or more, or -1"));
+  }
+  if (connect_device != nullptr && (options.backend != "gloo" || options.device != -1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a backend for devices is given, and ",
+        options.device == -1 ? "the backend \"nccl\"" : absl::StrCat("the device ", options.device),
+        " as well: wanted one of them"));
   }
   deadline = std::min(deadline, absl::Now() + options.timeout);
   const std::vector<CpuLimit> limits = cpu_limits();
@@ -96,15 +103,18 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
   // A century: more overflows clocks.
   const absl::Duration left = std::min(deadline - absl::Now(), absl::Hours(24 * 365 * 100));
   const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(left);
-  if (absl::Status same = same_backend_everywhere(**backend, options, until); !same.ok())
+  if (absl::Status same =
+          same_backend_everywhere(**backend, options, connect_device != nullptr, until);
+      !same.ok())
     return same;
   const int local_rank = info.local_rank.value_or(roster->local_rank(info.rank));
   if (options.backend == "nccl" || options.device >= 0) {
     const NcclOptions on_gpu = {.device = options.device < 0 ? local_rank : options.device,
                                 .libraries = nccl_libraries_of_environment()};
-    backend = make_paired_backend(
-        *std::move(backend),
-        options.backend == "nccl" ? connect_nccl(on_gpu) : connect_staged(on_gpu), {}, until);
+    connect_device = options.backend == "nccl" ? connect_nccl(on_gpu) : connect_staged(on_gpu);
+  }
+  if (connect_device != nullptr) {
+    backend = make_paired_backend(*std::move(backend), std::move(connect_device), {}, until);
     if (!backend.ok()) return backend.status();
   }
   std::shared_ptr<Communicator> comm =

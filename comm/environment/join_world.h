@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "shardweave/comm/paired/paired.h"
 #include "shardweave/comm/rendezvous/rendezvous.h"
 #include "shardweave/comm/store/store.h"
 #include "shardweave/comm/world.h"
@@ -25,10 +26,13 @@ namespace shardweave {
 // and naming the ranks that are at fault: those of check_in() and of the backend; InvalidArgument
 // for an unknown backend or numbers that contradict each other; of backend "nccl" those of
 // nccl_backend.h: FailedPrecondition where there is no driver, no NCCL or an old one,
-// InvalidArgument where there is no such device.
+// InvalidArgument where there is no such device. `connect_device`: memory of devices goes by a backend
+// of the caller's (paired/paired.h), on all ranks, and that of the CPU by Gloo; options.backend and
+// options.device are not given then.
 absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
                                                   const RendezvousInfo& info,
                                                   const WorldOptions& options = {},
-                                                  absl::Time deadline = absl::InfiniteFuture());
+                                                  absl::Time deadline = absl::InfiniteFuture(),
+                                                  ConnectDevice connect_device = nullptr);
 
 }  // namespace shardweave

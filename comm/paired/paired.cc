@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "shardweave/comm/composed.h"
 #include "shardweave/comm/failed_rank.h"
 #include "shardweave/comm/patience.h"
@@ -186,7 +187,7 @@ class PairedBackend : public Backend {
   absl::Status health() override {
     if (absl::Status status = failure(); !status.ok()) return status;
     const absl::Status status = control_->health();
-    return status.ok() ? status : fail(status);
+    return status.ok() ? status : fail(of_the_oldest(status));
   }
   void abort(const absl::Status& reason) override { fail(reason).IgnoreError(); }
 
@@ -489,6 +490,23 @@ class PairedBackend : public Backend {
     return retold(status, text);
   }
 
+  // An error of the control group that nobody here has waited for: about the exchange of what was begun
+  // first, unless it says what that is (another rank has named it, too).
+  absl::Status of_the_oldest(const absl::Status& status) const {
+    std::shared_ptr<Operation> oldest;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [ticket, operation] : operations_) {
+        if (operation->name.empty()) continue;
+        if (oldest == nullptr || ticket < oldest->ticket) oldest = operation;
+      }
+    }
+    if (oldest == nullptr || absl::StrContains(status.message(), to_string(oldest->signature))) {
+      return status;
+    }
+    return named(*oldest, status);
+  }
+
   absl::Status failure() const {
     const std::lock_guard lock(mutex_);
     return failure_.ok() ? failure_ : retold(failure_);
@@ -525,7 +543,9 @@ class PairedBackend : public Backend {
       std::sort(pending.begin(), pending.end(),
                 [](const auto& a, const auto& b) { return a->ticket < b->ticket; });
       // Another rank may have given up when all had called.
-      if (absl::Status status = control_->health(); !status.ok()) fail(status).IgnoreError();
+      if (absl::Status status = control_->health(); !status.ok()) {
+        fail(of_the_oldest(status)).IgnoreError();
+      }
       for (const std::shared_ptr<Operation>& operation : pending) {
         if (!look_at(*operation).ok()) break;
         if (Clock::now() >= operation->deadline && find(operation->ticket) != nullptr) {

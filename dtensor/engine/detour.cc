@@ -74,7 +74,8 @@ void check_writable(const DTensorMeta& meta, std::string_view op) {
   if (leads_back) return;
   refuse(meta, op,
          "writes to a view of a DTensor that is a copy, so that the original would not change; "
-         "copy it first");
+         "write to the original, or through views that slices, select, transpose and diagonal() "
+         "make of it; or to a clone()");
 }
 
 void check_written_together(absl::Span<const at::Tensor> tensors, std::string_view op) {

@@ -13,11 +13,15 @@
 namespace shardweave::dtensor_internal {
 namespace {
 
-// What LibTorch says to those who ask for memory: data_ptr(), accessors, printing, torch::save.
-constexpr char kNoMemory[] =
-    "a DTensor has no memory here: take its local part, to_local(), or the full tensor, "
-    "full_tensor() (to print it: values_to_string(), on all ranks; torch::save: those of a copy of "
-    "the module that is not distributed)";
+// What LibTorch says to those who ask for memory: data_ptr(), accessors, printing; and torch::save,
+// storage(), as "Cannot access storage of ...".
+#define SHARDWEAVE_INSTEAD                                                                  \
+  ": take its local part, to_local(), or the full tensor, full_tensor() (to print it: "     \
+  "values_to_string(), on all ranks; to save a module or an optimizer: a Checkpointer, or " \
+  "torch::save of a copy of the module that is not distributed)"
+constexpr char kNoMemory[] = "a DTensor has no memory here" SHARDWEAVE_INSTEAD;
+constexpr char kNoStorage[] = "a DTensor, which has none" SHARDWEAVE_INSTEAD;
+#undef SHARDWEAVE_INSTEAD
 
 // Reaches the protected parts of a TensorImpl that somebody else made.
 struct Access : c10::TensorImpl {
@@ -87,7 +91,7 @@ void DTensorImpl::release_resources() {
 }
 
 const char* DTensorImpl::tensorimpl_type_name() const {
-  return kNoMemory;
+  return kNoStorage;
 }
 
 void hand_out(DTensorMeta& meta) {

@@ -221,7 +221,7 @@ pub type swv_log_fn = ::std::option::Option<
 >;
 extern "C" {
     #[must_use]
-    #[doc = " Where that goes, in the whole process, in place of what was set before, whose drop runs when no\n thread is in it any more. Any thread, at any time. It belongs to the process, as stderr does, and\n not to a world: there is something to say before a world is there (who does not come), after it\n is gone (a handle that was freed twice), and by LibTorch, which knows no worlds. log NULL: to\n stderr, with \"shardweave: \" before it, as without this call. drop may be NULL."]
+    #[doc = " Where that goes, in the whole process, in place of what was set before, whose drop runs when no\n thread is in it any more. Any thread, at any time. It belongs to the process, as stderr does, and\n not to a world: there is something to say before a world is there (who does not come), after it\n is gone (a handle that was freed twice), and by LibTorch, which knows no worlds. log NULL: to\n stderr, with \"shardweave: \" before it, as without this call; warnings (a weight that is gathered, an\n operator without a rule) then as LibTorch writes its own. What LibTorch's TCP store says of a\n server that is gone goes to stderr in any case. drop may be NULL."]
     pub fn swv_set_log(
         log: swv_log_fn,
         user_data: *mut ::std::os::raw::c_void,
@@ -288,6 +288,8 @@ pub struct swv_world_options {
     pub timeout_ms: i64,
     #[doc = " This rank's GPU, as CUDA numbers those that are visible. The CPU: with \"nccl\" that of the local\n rank, with \"gloo\" none. With \"gloo\" a GPU's memory goes by way of the host: slowly, but several\n processes may have one GPU. Ranks that are threads: not used."]
     pub device: swv_device,
+    #[doc = " Memory of a GPU moves by a backend of the caller (\"Backends of third parties\"), on all ranks alike;\n `backend` and `device` are not given then. NULL: as those say. Ranks that are threads of\n swv_run_ranks or swv_world_create_local: SWV_CODE_INVALID_ARGUMENT."]
+    pub device_backend: *const swv_device_backend,
 }
 #[doc = " What a rank does. `world` is borrowed."]
 pub type swv_rank_fn = ::std::option::Option<
@@ -412,7 +414,7 @@ pub struct swv_buffer {
     pub device: swv_device,
     #[doc = " 0"]
     pub reserved: i32,
-    #[doc = " of a GPU: where the memory is used (a cudaStream_t); NULL: the default one"]
+    #[doc = " Of a GPU: a cudaStream_t (NULL: the default one), that of both sides of an operation, which\n begins when the GPU has done what is on it by now. It lives until the operation is done."]
     pub stream: *mut ::std::os::raw::c_void,
 }
 extern "C" {
@@ -514,6 +516,14 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
+    #[doc = " Of memory of a GPU: what is put on `stream` (as in swv_buffer) afterwards runs when the operation is\n done. The host does not wait for the GPU, and learns only of errors that are known by now. It waits,\n until the operation's deadline, for what the GPU cannot be given yet: the first operations between\n ranks for the others to issue their part, what goes by way of the host. Of memory of the CPU it is\n swv_work_wait; `stream` is not used then."]
+    pub fn swv_work_wait_on(
+        work: *const swv_work,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> *mut swv_status;
+}
+extern "C" {
+    #[must_use]
     pub fn swv_work_share(work: *const swv_work, out_work: *mut *mut swv_work) -> *mut swv_status;
 }
 extern "C" {
@@ -596,6 +606,10 @@ pub struct swv_backend_call {
     pub timeout_ms: i64,
     #[doc = " \"\" if there is none"]
     pub tag: *const ::std::os::raw::c_char,
+    #[doc = " of a collective: what it is about; ranks that have different ones, neither\n of them 0, have called different things"]
+    pub fingerprint: u64,
+    #[doc = " of a collective of a GPU's: those of one number are coalesced as one, the same\n number on all ranks; 0: alone"]
+    pub coalesced: u64,
 }
 #[doc = " Who is in the group."]
 #[repr(C)]
@@ -658,10 +672,69 @@ pub struct swv_backend {
     >,
     #[doc = " Once for each self, its own and those of subgroups."]
     pub drop: ::std::option::Option<unsafe extern "C" fn(self_: *mut ::std::os::raw::c_void)>,
+    #[doc = " The memory that it moves: the CPU's, or, of a swv_device_backend, that of this GPU."]
+    pub device: swv_device,
+    #[doc = " NULL: all that are defined. Whether it has this reduction."]
+    pub can_reduce: ::std::option::Option<
+        unsafe extern "C" fn(
+            self_: *mut ::std::os::raw::c_void,
+            dtype: swv_dtype,
+            op: swv_reduce_op,
+        ) -> swv_bool,
+    >,
+    #[doc = " The next three are of a GPU's backend. wait_on: what is put on `stream` afterwards runs when the\n operation is done. Does not wait for the GPU; may wait, until the operation's deadline, for other\n ranks to issue their part. NULL: the host waits, by wait(). Any thread at any time."]
+    pub wait_on: ::std::option::Option<
+        unsafe extern "C" fn(
+            self_: *mut ::std::os::raw::c_void,
+            ticket: u64,
+            stream: *mut ::std::os::raw::c_void,
+        ) -> *mut swv_status,
+    >,
+    #[doc = " device->count elements between the host's memory and the GPU's, in the order of device->stream,\n and waits for that. NULL: what would need it is SWV_CODE_UNIMPLEMENTED."]
+    pub copy_to_host: ::std::option::Option<
+        unsafe extern "C" fn(
+            self_: *mut ::std::os::raw::c_void,
+            host: *mut ::std::os::raw::c_void,
+            device: *const swv_buffer,
+        ) -> *mut swv_status,
+    >,
+    pub copy_to_device: ::std::option::Option<
+        unsafe extern "C" fn(
+            self_: *mut ::std::os::raw::c_void,
+            device: *const swv_buffer,
+            host: *const ::std::os::raw::c_void,
+        ) -> *mut swv_status,
+    >,
+    #[doc = " Around calls of start() that are coalesced: they may be held back and run as one. A wait() or\n wait_on() for one that is held back runs what is held back so far; done() does not. NULL both:\n they come as ever."]
+    pub begin_coalescing:
+        ::std::option::Option<unsafe extern "C" fn(self_: *mut ::std::os::raw::c_void)>,
+    pub end_coalescing: ::std::option::Option<
+        unsafe extern "C" fn(self_: *mut ::std::os::raw::c_void) -> *mut swv_status,
+    >,
+}
+#[doc = " Makes the table of a group's GPUs, on each of its ranks: those of a world, and again of each group\n that is made of it (so `subgroup` of these tables is not called)."]
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct swv_device_backend {
+    pub struct_size: usize,
+    #[doc = " first argument of the functions"]
+    pub self_: *mut ::std::os::raw::c_void,
+    #[doc = " Fills *out_backend, an SWV_BACKEND_INIT: its device is this rank's GPU. `bootstrap` has the\n group's ranks and is for this table alone: what brings them together goes over it. It is borrowed;\n to keep it, swv_comm_share. All ranks of the group call this at once. An error on one of them is\n an error on all: the library sees to it."]
+    pub connect: ::std::option::Option<
+        unsafe extern "C" fn(
+            self_: *mut ::std::os::raw::c_void,
+            group: *const swv_group,
+            bootstrap: *mut swv_comm,
+            timeout_ms: i64,
+            out_backend: *mut swv_backend,
+        ) -> *mut swv_status,
+    >,
+    #[doc = " When no group needs it any more, from whatever thread ends the last. Once, also if the world is\n not made."]
+    pub drop: ::std::option::Option<unsafe extern "C" fn(self_: *mut ::std::os::raw::c_void)>,
 }
 extern "C" {
     #[must_use]
-    #[doc = " The world of this rank over a backend of the caller. `backend` is copied. options: timeout\n only."]
+    #[doc = " The world of this rank over a backend of the caller. `backend` is copied. options: timeout and\n device_backend only; with the latter COLLECTIVE."]
     pub fn swv_world_create_with_backend(
         backend: *const swv_backend,
         group: *const swv_group,
@@ -1618,6 +1691,7 @@ pub struct swv_function_call {
 #[derive(Debug, Copy, Clone)]
 pub struct swv_function {
     pub struct_size: usize,
+    #[doc = " in messages; may be NULL"]
     pub name: *const ::std::os::raw::c_char,
     pub user_data: *mut ::std::os::raw::c_void,
     pub forward: ::std::option::Option<
@@ -1626,7 +1700,7 @@ pub struct swv_function {
             call: *const swv_function_call,
         ) -> *mut swv_status,
     >,
-    #[doc = " inputs: the gradients of forward's outputs, NULL where nothing depends on one. outputs: the\n gradients of forward's inputs; may stay NULL."]
+    #[doc = " inputs: the gradients of forward's outputs, NULL where nothing depends on one. outputs: the\n gradients of forward's inputs; may stay NULL. Itself it may be NULL: then backward through it is\n SWV_CODE_UNIMPLEMENTED."]
     pub backward: ::std::option::Option<
         unsafe extern "C" fn(
             user_data: *mut ::std::os::raw::c_void,
@@ -3134,7 +3208,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " JSON of the caller's own, the same on all ranks; again: another one. Loading replaces it."]
+    #[doc = " JSON of the caller's own, the same on all ranks; again: another one. Loading replaces it, and wants it\n to be there. What a checkpoint has beyond those that are set is not kept for the next one."]
     pub fn swv_state_set_value(
         state: *mut swv_state,
         name: *const ::std::os::raw::c_char,
@@ -3192,11 +3266,9 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " What the first save does before there is anything to save, so that a run hears at its beginning what\n would be an error after its first steps: makes the directory, if it is not there, and takes it. `done`\n is how many steps are; a checkpoint of a later one is an error then. -1: who resumes from this\n directory, before swv_checkpointer_load. SWV_CODE_FAILED_PRECONDITION if another run saves there, or\n for that later step; of the disk, SWV_CODE_PERMISSION_DENIED and others. COLLECTIVE."]
-    pub fn swv_checkpointer_open(
-        checkpointer: *mut swv_checkpointer,
-        done: i64,
-    ) -> *mut swv_status;
+    #[doc = " What the first save does before there is anything to save, so that a run hears at its beginning what\n would be an error after its first steps: makes the directory, if it is not there, and takes it. `done`\n is how many steps are; a checkpoint of a later one is an error then. -1: who resumes from this\n directory, before swv_checkpointer_load. SWV_CODE_FAILED_PRECONDITION if another run saves there, or\n for that later step; SWV_CODE_DATA_LOSS if what would be the newest checkpoint has no manifest; of the\n disk, SWV_CODE_PERMISSION_DENIED and others. COLLECTIVE."]
+    pub fn swv_checkpointer_open(checkpointer: *mut swv_checkpointer, done: i64)
+        -> *mut swv_status;
 }
 extern "C" {
     #[must_use]
@@ -3262,7 +3334,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " What swv_state_load would load: `path` itself, or its checkpoint of the highest step.\n SWV_CODE_NOT_FOUND."]
+    #[doc = " What swv_state_load would load: `path` itself, or its checkpoint of the highest step.\n SWV_CODE_NOT_FOUND; SWV_CODE_DATA_LOSS if the directory of a higher step has files of a checkpoint\n and no manifest."]
     pub fn swv_find_checkpoint(
         path: *const ::std::os::raw::c_char,
         out_path: *mut *mut swv_string,
@@ -3270,7 +3342,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Reads all of one checkpoint: sizes, headers, checksums."]
+    #[doc = " Reads all of what swv_find_checkpoint finds: sizes, headers, checksums."]
     pub fn swv_verify_checkpoint(path: *const ::std::os::raw::c_char) -> *mut swv_status;
 }
 extern "C" {

@@ -7,11 +7,12 @@ use core::ptr;
 use crate::bindings::*;
 
 pub const SWV_WORLD_OPTIONS_INIT: swv_world_options = swv_world_options {
-    struct_size: 40,
+    struct_size: 48,
     backend: ptr::null(),
     network_interface: ptr::null(),
     timeout_ms: 0,
     device: swv_device { type_: SWV_DEVICE_CPU, index: 0 },
+    device_backend: ptr::null(),
 };
 
 pub const SWV_RENDEZVOUS_INIT: swv_rendezvous = swv_rendezvous {
@@ -59,7 +60,7 @@ pub const SWV_GROUP_INIT: swv_group = swv_group {
 };
 
 pub const SWV_BACKEND_INIT: swv_backend = swv_backend {
-    struct_size: 80,
+    struct_size: 136,
     name: ptr::null(),
     implements: 0,
     self_: ptr::null_mut(),
@@ -68,6 +69,20 @@ pub const SWV_BACKEND_INIT: swv_backend = swv_backend {
     wait: None,
     subgroup: None,
     abort: None,
+    drop: None,
+    device: swv_device { type_: SWV_DEVICE_CPU, index: 0 },
+    can_reduce: None,
+    wait_on: None,
+    copy_to_host: None,
+    copy_to_device: None,
+    begin_coalescing: None,
+    end_coalescing: None,
+};
+
+pub const SWV_DEVICE_BACKEND_INIT: swv_device_backend = swv_device_backend {
+    struct_size: 32,
+    self_: ptr::null_mut(),
+    connect: None,
     drop: None,
 };
 

@@ -260,7 +260,9 @@ fn size_behind<T>(_: *const T) -> usize {
 
 layouts! {
     swv_device { type_, index }
-    swv_world_options { struct_size, backend, network_interface, timeout_ms, device }
+    swv_world_options {
+        struct_size, backend, network_interface, timeout_ms, device, device_backend
+    }
     swv_rendezvous { struct_size, rank, world_size, file, host, port, local_rank, run }
     swv_buffer { struct_size, data, count, dtype, device, reserved, stream }
     swv_collective {
@@ -270,12 +272,14 @@ layouts! {
     swv_call_options { timeout_ms, tag }
     swv_backend_call {
         struct_size, kind, reduce_op, peer, message_tag, in_, out, in_counts, out_counts, sequence,
-        timeout_ms, tag
+        timeout_ms, tag, fingerprint, coalesced
     }
     swv_group { struct_size, name, rank, num_ranks, world_ranks }
     swv_backend {
-        struct_size, name, implements, self_, start, done, wait, subgroup, abort, drop
+        struct_size, name, implements, self_, start, done, wait, subgroup, abort, drop, device,
+        can_reduce, wait_on, copy_to_host, copy_to_device, begin_coalescing, end_coalescing
     }
+    swv_device_backend { struct_size, self_, connect, drop }
     swv_mesh_dim { name, size }
     swv_placement {
         struct_size, kind, dim, reduce_op, reserved, split_factor, sizes, num_sizes
@@ -544,6 +548,7 @@ fn initializers_are_those_of_c() {
         SWV_RANDOM_STATE_INIT: swv_random_state,
         SWV_GROUP_INIT: swv_group,
         SWV_BACKEND_INIT: swv_backend,
+        SWV_DEVICE_BACKEND_INIT: swv_device_backend,
         SWV_TENSOR_OPTIONS_INIT: swv_tensor_options,
         SWV_DISTRIBUTE_OPTIONS_INIT: swv_distribute_options,
         SWV_BACKWARD_OPTIONS_INIT: swv_backward_options,
