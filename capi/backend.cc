@@ -216,27 +216,12 @@ std::unique_ptr<Backend> connect_rank(const swv_device_backend& maker, const Gro
   if (comm_device(table.device, "out_backend.device").type == DeviceType::kCpu) {
     fail_argument("out_backend.device", "is the CPU; wanted this rank's GPU");
   }
+  if (table.wait == nullptr || table.done == nullptr) {
+    fail_null(table.wait == nullptr ? "out_backend.wait" : "out_backend.done");
+  }
   auto made = std::make_unique<TableBackend>(group, table, std::move(name));
   self.table = nullptr;
   return made;
-}
-
-// An error of one rank is one of all, and names it.
-absl::Status agree(const absl::Status& mine, Communicator& bootstrap) {
-  std::vector<uint8_t> failed(bootstrap.size());
-  const uint8_t here = mine.ok() ? 0 : 1;
-  const absl::Status told = bootstrap
-                                .all_gather(ConstBuffer(&here, 1, DType::kU8),
-                                            Buffer{failed.data(), bootstrap.size(), DType::kU8, {}},
-                                            {.tag = "whether each has a backend for its device"})
-                                .wait();
-  if (!mine.ok()) return mine;
-  if (!told.ok()) return told;
-  const auto first = std::find(failed.begin(), failed.end(), 1);
-  if (first == failed.end()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      str_cat("rank ", bootstrap.world_ranks()[first - failed.begin()],
-              " has no backend for its device; its own error says why"));
 }
 
 GroupInfo group_info(const swv_group* given) {
@@ -314,15 +299,14 @@ ConnectDevice connect_device(const swv_device_backend* given, const char* argume
   if (known.connect == nullptr) fail_null(str_cat(argument, ".connect").c_str());
   return [maker](const GroupInfo& group, const std::shared_ptr<Communicator>& bootstrap,
                  Deadline deadline) -> absl::StatusOr<std::unique_ptr<Backend>> {
-    std::unique_ptr<Backend> made;
-    absl::Status mine;
     try {
-      made = connect_rank(*maker, group, bootstrap, deadline);
+      return connect_rank(*maker, group, bootstrap, deadline);
     } catch (...) {
-      mine = absl_status_of_exception();
+      // The others are in theirs, or wait for this rank.
+      const absl::Status status = absl_status_of_exception();
+      bootstrap->abort(status);
+      return status;
     }
-    if (absl::Status all = agree(mine, *bootstrap); !all.ok()) return all;
-    return made;
   };
 }
 

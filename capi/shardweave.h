@@ -652,10 +652,10 @@ typedef struct swv_backend {
 typedef struct swv_device_backend {
   size_t struct_size;
   void* self; /* first argument of the functions */
-  /* Fills *out_backend, an SWV_BACKEND_INIT: its device is this rank's GPU. `bootstrap` has the
-   * group's ranks and is for this table alone: what brings them together goes over it. It is borrowed;
+  /* Fills *out_backend, an SWV_BACKEND_INIT, as far as its struct_size goes: its device is this rank's
+   * GPU, and it has wait and done. `bootstrap` has the group's ranks and is for this table alone: what brings them together goes over it. It is borrowed;
    * to keep it, swv_comm_share. All ranks of the group call this at once. An error on one of them is
-   * an error on all: the library sees to it. */
+   * an error on all: the library aborts `bootstrap`. */
   swv_status* (*connect)(void* self, const swv_group* group, swv_comm* bootstrap,
                          int64_t timeout_ms, swv_backend* out_backend);
   /* When no group needs it any more, from whatever thread ends the last. Once, also if the world is
@@ -665,7 +665,7 @@ typedef struct swv_device_backend {
 #define SWV_DEVICE_BACKEND_INIT {SWV_SIZE_TO(swv_device_backend, drop), NULL, NULL, NULL}
 
 /* The world of this rank over a backend of the caller. `backend` is copied. options: timeout and
- * device_backend only; with the latter COLLECTIVE. */
+ * device_backend only; with the latter COLLECTIVE, and `backend` has a subgroup. */
 SWV_API SWV_MUST_USE swv_status* swv_world_create_with_backend(const swv_backend* backend,
                                                                const swv_group* group,
                                                                const swv_world_options* options,

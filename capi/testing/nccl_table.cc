@@ -16,10 +16,11 @@ struct Maker {
   NcclTables& tables;
   ConnectDevice connect;
   int rank;
+  int groups = 0;
 };
 
 struct Group {
-  NcclTables& tables;
+  Maker& maker;
   std::unique_ptr<Backend> backend;
 };
 
@@ -83,7 +84,8 @@ swv_status* connect(void* self, const swv_group* group, swv_comm* bootstrap, int
   for (int op = 0; op < kNumOpKinds; ++op) {
     if ((*backend)->implements(static_cast<OpKind>(op))) table.implements |= uint64_t{1} << op;
   }
-  table.self = new Group{maker.tables, *std::move(backend)};
+  table.self = new Group{maker, *std::move(backend)};
+  ++maker.groups;
   table.device = {SWV_DEVICE_CUDA, maker.rank};
   table.start = start;
   table.done = [](void* it, uint64_t ticket) -> swv_bool { return backend_of(it).done(ticket); };
@@ -94,8 +96,10 @@ swv_status* connect(void* self, const swv_group* group, swv_comm* bootstrap, int
     backend_of(it).abort(absl::Status(static_cast<absl::StatusCode>(code), reason));
   };
   table.drop = [](void* it) {
-    ++static_cast<Group*>(it)->tables.dropped;
+    Maker& its = static_cast<Group*>(it)->maker;
     delete static_cast<Group*>(it);
+    --its.groups;
+    ++its.tables.dropped;
   };
   table.can_reduce = [](void* it, swv_dtype dtype, swv_reduce_op op) -> swv_bool {
     return backend_of(it).can_reduce(capi::comm_dtype(dtype, "dtype"), static_cast<ReduceOp>(op));
@@ -112,7 +116,7 @@ swv_status* connect(void* self, const swv_group* group, swv_comm* bootstrap, int
   table.begin_coalescing = [](void* it) { backend_of(it).begin_coalescing(); };
   table.end_coalescing = [](void* it) { return status_of(backend_of(it).end_coalescing()); };
   ++maker.tables.connected;
-  if (maker.tables.spoil != nullptr) maker.tables.spoil(table);
+  if (maker.tables.spoil != nullptr && maker.rank == 1) maker.tables.spoil(table);
   return nullptr;
 }
 
@@ -124,7 +128,9 @@ swv_device_backend nccl_in_c(NcclTables& tables, int rank) {
       new Maker{tables, connect_nccl({.device = rank, .libraries = fake_libraries()}), rank};
   made.connect = connect;
   made.drop = [](void* self) {
-    ++static_cast<Maker*>(self)->tables.makers_dropped;
+    Maker& maker = *static_cast<Maker*>(self);
+    maker.tables.outlived += maker.groups;
+    ++maker.tables.makers_dropped;
     delete static_cast<Maker*>(self);
   };
   return made;

@@ -10,9 +10,10 @@ namespace shardweave {
 
 // What a test asks of the tables, and sees of them.
 struct NcclTables {
-  int connect_fails_on = -1;  // the rank
-  void (*spoil)(swv_backend& table) = nullptr;
+  int connect_fails_on = -1;                    // the rank
+  void (*spoil)(swv_backend& table) = nullptr;  // that of rank 1
   std::atomic<int> connected{0}, dropped{0}, makers_dropped{0};
+  std::atomic<int> outlived{0};  // tables that were there when their maker was dropped
 };
 
 // Of rank `rank`, whose GPU is that of the same number. `tables` outlives it.

@@ -65,9 +65,9 @@ class PairedBackend : public Backend {
   PairedBackend(std::unique_ptr<Backend> control, std::unique_ptr<Backend> device,
                 ConnectDevice connect_device, const PairedOptions& options)
       : Backend(control->group()),
+        connect_device_(std::move(connect_device)),
         control_(std::move(control)),
         device_(std::move(device)),
-        connect_device_(std::move(connect_device)),
         options_(options) {}
 
   ~PairedBackend() override {
@@ -490,21 +490,22 @@ class PairedBackend : public Backend {
     return retold(status, text);
   }
 
-  // An error of the control group that nobody here has waited for: about the exchange of what was begun
-  // first, unless it says what that is (another rank has named it, too).
+  // An error of the control group that nobody here has waited for, perhaps about the exchange of an
+  // operation: that is then said, unless another rank has named it.
   absl::Status of_the_oldest(const absl::Status& status) const {
     std::shared_ptr<Operation> oldest;
     {
       const std::lock_guard lock(mutex_);
       for (const auto& [ticket, operation] : operations_) {
-        if (operation->name.empty()) continue;
+        if (operation->name.empty() || !operation->has_control) continue;
         if (oldest == nullptr || ticket < oldest->ticket) oldest = operation;
       }
     }
     if (oldest == nullptr || absl::StrContains(status.message(), to_string(oldest->signature))) {
       return status;
     }
-    return named(*oldest, status);
+    return retold(status, str_cat(oldest->name, ", ", to_string(oldest->signature),
+                                  ", is given up: ", status.message()));
   }
 
   absl::Status failure() const {
@@ -572,11 +573,11 @@ class PairedBackend : public Backend {
   bool stopping_ = false;
   std::thread watchdog_;
 
+  const ConnectDevice connect_device_;  // which may own what the device's backend uses
   // They end in the opposite order: the control group writes to what operations_ have heard, and
   // tells of errors while the device's part ends.
   const std::unique_ptr<Backend> control_;
   const std::unique_ptr<Backend> device_;
-  const ConnectDevice connect_device_;
   const PairedOptions options_;
 };
 

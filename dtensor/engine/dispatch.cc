@@ -713,9 +713,8 @@ class Runner {
           if (detour_ != nullptr) meta.detour = detour_;
           if (!leads_back) meta.detour = copy_of_its_own(meta.family);
         }
-        const int64_t offset = offset_of_view(k.handle, k.handle, k.written->output);
         k.handle.unsafeGetTensorImpl()->set_sizes_and_strides(array(meta.spec->sizes),
-                                                              array(meta.spec->strides), offset);
+                                                              array(meta.spec->strides));
         continue;
       }
       if (k.written->becomes) {
@@ -813,10 +812,14 @@ class Runner {
     return {base.place.memory, base.place.begin + *entry_.begins[flat]};
   }
 
-  // storage_offset() of the view that is result `flat`, as on one device: of a copy, too.
-  int64_t offset_of_view(const at::Tensor& base, const at::Tensor& view, size_t flat) const {
+  // storage_offset() of the view that is result `flat`, as on one device: of a copy, too. But what is
+  // detached begins a storage: autograd replays the views of what has no base on tensors that do.
+  int64_t offset_of_view(const at::Tensor& view, size_t flat) const {
     const int64_t begin = flat < entry_.begins.size() ? entry_.begins[flat].value_or(0) : 0;
-    return base.storage_offset() * base.element_size() / view.element_size() + begin;
+    const int64_t of_base = viewed_.storage_offset();
+    if (of_base == 0) return begin;
+    if (op_.operator_name().name == "aten::detach") return 0;
+    return of_base * viewed_.element_size() / view.element_size() + begin;
   }
 
   // A view of something that was brought here first remembers where that came from.
@@ -826,7 +829,7 @@ class Runner {
     const DTensorMeta& base = meta_of(viewed_);
     meta.family = base.family;
     meta.place = place_of_view(base, *base.family, flat);
-    if (const int64_t offset = offset_of_view(viewed_, result, flat); offset != 0) {
+    if (const int64_t offset = offset_of_view(result, flat); offset != 0) {
       result.unsafeGetTensorImpl()->set_storage_offset(offset);
     }
     if (detour_ != nullptr) meta.detour = detour_;
@@ -926,7 +929,6 @@ bool stays_under_way(const CacheEntry& entry, MeshContext& context, c10::Stack& 
   at::Tensor result = wrap(meta.part, meta.spec, meta.context);
   meta_of(result).family = meta.family;
   meta_of(result).place = meta.place;
-  result.unsafeGetTensorImpl()->set_storage_offset(impl->storage_offset());
   meta_of(result).came_from(context.provenance.about);
   torch::jit::drop(stack, stack.size() - base);
   torch::jit::push(stack, std::move(result));

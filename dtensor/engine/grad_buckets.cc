@@ -107,6 +107,16 @@ void GradBuckets::hook(size_t index) {
       weak_from_this(), [index](GradBuckets& buckets) { buckets.came(index); }));
 }
 
+// It leaves with land(), and counts where buckets are planned, as on the ranks that have seen it.
+void GradBuckets::has_come_unseen(size_t index) {
+  const Lock lock(*this);
+  Parameter& p = parameters_[index];
+  if (paused_ > 0 || p.came > 0 || !is_dtensor(p.tensor.grad())) return;
+  p.came = 1;
+  p.seen = meta_of(p.tensor.grad()).spec->layout;
+  order_.push_back(index);
+}
+
 void GradBuckets::check_in_place(const std::vector<at::Tensor>& parameters) {
   std::vector<std::shared_ptr<GradBuckets>> all;
   const MeshContext* last = nullptr;
@@ -126,15 +136,17 @@ void GradBuckets::check_in_place(const std::vector<at::Tensor>& parameters) {
   absl::flat_hash_set<const c10::TensorImpl*> given;
   for (const at::Tensor& parameter : parameters) given.insert(parameter.unsafeGetTensorImpl());
   for (const std::shared_ptr<GradBuckets>& buckets : all) {
-    for (size_t i = 0; i < buckets->parameters_.size(); ++i) {
+    // As backward mostly comes to them.
+    for (size_t i = buckets->parameters_.size(); i-- > 0;) {
       const Parameter& p = buckets->parameters_[i];
       const bool is_in_place =
           torch::autograd::impl::try_get_grad_accumulator(p.tensor) == p.accumulator;
       if (is_in_place || !given.contains(p.tensor.unsafeGetTensorImpl())) continue;
       // set_(), as torch::load() calls it, only has new values come in here. What has come since has not
-      // been seen, and leaves now.
+      // been seen.
       if (is_dtensor(p.tensor) && meta_of(p.tensor).spec == p.spec) {
         buckets->hook(i);
+        buckets->has_come_unseen(i);
         continue;
       }
       throw Error("finish_grad_sync",

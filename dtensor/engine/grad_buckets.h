@@ -124,6 +124,7 @@ class GradBuckets : public std::enable_shared_from_this<GradBuckets> {
 
   // Has it see each gradient that comes, whoever saw that before.
   void hook(size_t index);
+  void has_come_unseen(size_t index);
   void came(size_t index);
   // Whether its gradient is what was planned to leave.
   static bool is_as_planned(const Parameter& p);

@@ -62,14 +62,18 @@ void diagonal(const OpCall& call, Strategies& out) {
   pass_partials(call, out, kAllReduceOps);
 }
 
+// The operator on a part of the matrices `whole`.
+void run_on_part(BoxedCall& boxed, const Spec& whole) {
+  const auto dim = [&](const char* name) {
+    return static_cast<int>(c10::maybe_wrap_dim(boxed[name].toInt(), whole.ndim()));
+  };
+  boxed["offset"] = boxed["offset"].toInt() + rise(whole, dim("dim1"), dim("dim2"));
+  boxed.run();
+}
+
 void diagonal_of_part(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
   BoxedCall boxed(op, stack);
-  const Spec& self = boxed.spec(call, "self");
-  const auto dim = [&](const char* name) {
-    return static_cast<int>(c10::maybe_wrap_dim(boxed[name].toInt(), self.ndim()));
-  };
-  boxed["offset"] = boxed["offset"].toInt() + rise(self, dim("dim1"), dim("dim2"));
-  boxed.run();
+  run_on_part(boxed, boxed.spec(call, "self"));
 }
 
 void diagonal_backward(const OpCall& call, Strategies& out) {
@@ -89,12 +93,7 @@ void diagonal_backward(const OpCall& call, Strategies& out) {
 void diagonal_backward_of_part(const c10::OperatorHandle& op, c10::Stack& stack,
                                const LocalCall& call) {
   BoxedCall boxed(op, stack);
-  const Spec& result = *call.outputs[0];
-  const auto dim = [&](const char* name) {
-    return static_cast<int>(c10::maybe_wrap_dim(boxed[name].toInt(), result.ndim()));
-  };
-  boxed["offset"] = boxed["offset"].toInt() + rise(result, dim("dim1"), dim("dim2"));
-  boxed.run();
+  run_on_part(boxed, *call.outputs[0]);
 }
 
 // tril, triu: of every matrix.
@@ -126,6 +125,10 @@ void trace(const OpCall& call, Strategies& out) {
     }
   }
   pass_partials(call, out, kLinearOps);
+}
+
+bool has_no_trace(const Arguments& args) {
+  return args.tensor("self").dim() != 2;
 }
 
 void trace_shape(OpCall& call) {
@@ -175,8 +178,7 @@ bool has_no_diagonal(const Arguments& args) {
 // self with src, whose last dimension it is, as the diagonal of dim1 and dim2.
 void diagonal_scatter(const OpCall& call, Strategies& out) {
   const TensorInfo& self = call.input("self");
-  const int dim1 = self.wrap_dim(call.int_arg("dim1"));
-  const int dim2 = self.wrap_dim(call.int_arg("dim2"));
+  const auto [dim1, dim2] = matrix_dims(call, self);
   for (int d = 0; d < self.ndim(); ++d) {
     if (d == dim1 || d == dim2) continue;
     out.add({{"self", Shard(d)}, {"src", Shard(d - (d > dim1) - (d > dim2))}}, {Shard(d)});
@@ -196,7 +198,7 @@ void add_diagonal_rules(RuleTable& table) {
   table.add("aten::diagonal_backward",
             sharded(diagonal_backward).size_arg("input_sizes").runs(diagonal_backward_of_part));
   table.add({"aten::tril", "aten::triu"}, sharded(triangle).runs(triangle_of_part));
-  table.add("aten::trace", sharded(trace).shapes(trace_shape));
+  table.add("aten::trace", sharded(trace).shapes(trace_shape).refuses(has_no_trace));
   table.add("aten::diag_embed",
             sharded(diag_embed).shapes(diag_embed_shape).refuses(has_no_diagonal));
   table.add("aten::diagonal_scatter", sharded(diagonal_scatter));

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ATen/ops/empty_strided.h"
+#include "ATen/ops/zeros.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/dtensor/dtensor.h"
@@ -222,6 +223,28 @@ void as_strided_in_rows(const c10::OperatorHandle& op, c10::Stack& stack, const 
   boxed.run();
 }
 
+// Of a view that was brought here without the rest of its base: nothing else can be seen of that.
+void check_within(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef wanted_sizes,
+                  c10::IntArrayRef wanted_strides, int64_t offset) {
+  const auto behind = [](c10::IntArrayRef shape, c10::IntArrayRef by) {
+    int64_t last = 0;
+    for (size_t d = 0; d < shape.size(); ++d) last += (shape[d] - 1) * by[d];
+    return last + 1;
+  };
+  if (c10::multiply_integers(wanted_sizes) == 0 || c10::multiply_integers(sizes) == 0) return;
+  const int64_t length = behind(sizes, strides);
+  const auto is_there = [&] {
+    if (offset + behind(wanted_sizes, wanted_strides) > length) return false;
+    const at::Tensor there = at::zeros({length}, at::kBool);
+    there.as_strided(sizes, strides).fill_(true);
+    return there.as_strided(wanted_sizes, wanted_strides, offset).all().item<bool>();
+  };
+  if (is_there()) return;
+  throw Error(absl::UnimplementedError(
+      "aten::as_strided: reaches elements of the base that the view, which was brought here whole, "
+      "does not have; call it on the base"));
+}
+
 // Strides and offset count in the storage of the whole tensor, which is replicated but may lie
 // otherwise here.
 void as_strided_in_whole(const c10::OperatorHandle& op, c10::Stack& stack, const LocalCall& call) {
@@ -233,11 +256,13 @@ void as_strided_in_whole(const c10::OperatorHandle& op, c10::Stack& stack, const
   for (int64_t d = 0; d < self.dim(); ++d) {
     same &= self.size(d) < 2 || self.numel() == 0 || self.stride(d) == want[d];
   }
+  const c10::IValue& offset = boxed["storage_offset"];
   if (!same) {
+    check_within(self.sizes(), want, boxed["size"].toIntVector(), boxed["stride"].toIntVector(),
+                 offset.isNone() ? 0 : offset.toInt());
     self = at::empty_strided(self.sizes(), want, self.options()).copy_(self);
     boxed["self"] = self;
   }
-  const c10::IValue& offset = boxed["storage_offset"];
   if (!offset.isNone()) boxed["storage_offset"] = offset.toInt() + self.storage_offset();
   boxed.run();
 }
@@ -281,9 +306,12 @@ void as_strided_from_storage(const c10::OperatorHandle& op, c10::Stack& stack) {
         " is ", offset < 0 ? "before" : "behind", " the beginning, ", self.storage_offset(),
         ", of the view that it is called on; call it on the view's base")));
   }
-  const std::vector<int64_t> size = call["size"].toIntVector();
-  if (offset == 0 && is_diagonal_of_matrix({op, call.arguments()})) {
-    return call.finish({self.diagonal().slice(0, 0, size[0])});
+  if (in_place) {
+    call["storage_offset"] = c10::IValue();
+    return call.run();
+  }
+  if (is_diagonal_of_matrix({op, call.arguments()})) {
+    return call.finish({self.diagonal().slice(0, 0, call["size"].toIntVector()[0])});
   }
   // The same elements, in a storage that begins with them.
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
@@ -309,8 +337,9 @@ void is_set_to(const c10::OperatorHandle& op, c10::Stack& stack) {
   bool result = self.is_same(other);
   if (!result && is_dtensor(self) && is_dtensor(other)) {
     const DTensorMeta &a = meta_of(self), &b = meta_of(other);
-    const bool one_memory =
-        a.place.memory == b.place.memory || a.detour != nullptr || b.detour != nullptr;
+    // A copy stands for its original; what is seen as another dtype has a place of its own.
+    const bool one_memory = a.place.memory == b.place.memory || a.detour != nullptr ||
+                            b.detour != nullptr || a.local().is_alias_of(b.local());
     result = a.family != nullptr && a.family == b.family && one_memory &&
              self.scalar_type() == other.scalar_type() && self.sizes() == other.sizes() &&
              self.strides() == other.strides() && self.storage_offset() == other.storage_offset();
@@ -383,7 +412,6 @@ void set_(const c10::OperatorHandle& op, c10::Stack& stack) {
   meta_of(self).place = place;
   meta_of(self).detour = detour;
   meta_of(self).came_from(provenance_of(meta));
-  self.unsafeGetTensorImpl()->set_storage_offset(source.storage_offset());
   call.finish({self});
 }
 

@@ -322,7 +322,7 @@ TEST(ViewRulesTest, StorageOffsetsAndWhetherTwoAreOne) {
       [](const Tensor& x) { return x[2]; },
       [](const Tensor& x) { return x.t().slice(0, 1).narrow(1, 2, 3); },
       [](const Tensor& x) { return x.unbind(1)[3]; },
-      [](const Tensor& x) { return x.split(2)[2].detach(); },
+      [](const Tensor& x) { return x.split(2)[2]; },
       [](const Tensor& x) { return x.narrow(0, 2, 4).unflatten(1, {3, 2})[1].diagonal(); },
       [](const Tensor& x) { return x.narrow(0, 1, 4).as_strided({2}, {1}, 9); },
       [](const Tensor& x) { return at::view_as_complex(x.view({7, 3, 2}))[4]; },
@@ -346,6 +346,16 @@ TEST(ViewRulesTest, StorageOffsetsAndWhetherTwoAreOne) {
     }
     EXPECT_TRUE(x.is_set_to(x) && x.is_set_to(x.view({7, 6})) && x.is_set_to(x.detach()));
     EXPECT_TRUE(x[2].is_set_to(x.slice(0, 2, 3)[0]));
+    EXPECT_TRUE(x.view(at::kLong).is_set_to(x.view(at::kLong)));
+    // What has no base begins a storage.
+    EXPECT_EQ(x[2].detach().storage_offset(), 0);
+    Tensor row = x[2].clone();
+    EXPECT_TRUE(at::equal(full_tensor(row.as_strided_({2, 2}, {3, 1}, 1)),
+                          whole[2].as_strided({2, 2}, {3, 1}, 13)));
+    row = x.narrow(0, 2, 3)[1];
+    EXPECT_TRUE(at::equal(full_tensor(row.as_strided_({2, 2}, {3, 1}, row.storage_offset())),
+                          whole[3].as_strided({2, 2}, {3, 1}, 18)));
+    EXPECT_EQ(row.sizes(), at::IntArrayRef({2, 2}));
     EXPECT_FALSE(x.is_set_to(x.clone()) || x.is_set_to(x.t()) || x.is_set_to(whole));
     const CommTrace trace(mesh);
     if (mesh->rank().value == 0) x.is_set_to(x.view({7, 6}));  // nobody else is asked
@@ -368,6 +378,69 @@ TEST(ViewRulesTest, AsStridedBeforeAViewIsRefused) {
         EXPECT_NE(std::string(e.what()).find("the storage offset 0 is before the beginning, 10"),
                   std::string::npos)
             << e.what();
+      }
+    }
+  });
+}
+
+// What is between the elements of a view is not brought here with it.
+TEST(ViewRulesTest, AsStridedBesideAViewIsRightOrRefused) {
+  on_mesh({{"a", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = at::arange(35).view({7, 5});
+    for (const Placement& p : {Placement(Replicate()), Shard(0), Shard(1)}) {
+      const Tensor y = distribute_tensor(whole, mesh, {p}).narrow(1, 1, 3);
+      using Look = Tensor (*)(const Tensor& view);
+      for (const Look look : {+[](const Tensor& v) { return v.as_strided({1, 5}, {5, 1}, 11); },
+                              +[](const Tensor& v) { return v.as_strided({6}, {6}, 1); }}) {
+        const Tensor wanted = look(whole.narrow(1, 1, 3));
+        try {
+          EXPECT_TRUE(at::equal(full_tensor(look(y)), wanted)) << p.to_string();
+        } catch (const Error& e) {
+          EXPECT_FALSE(p.is_replicate());
+          EXPECT_NE(std::string(e.what()).find("call it on the base"), std::string::npos)
+              << e.what();
+        }
+      }
+      EXPECT_TRUE(at::equal(full_tensor(y.as_strided({2, 3}, {5, 1}, 11)),
+                            whole.narrow(1, 1, 3).as_strided({2, 3}, {5, 1}, 11)));
+    }
+  });
+}
+
+// Autograd replays them on a gradient, which begins a storage.
+TEST(ViewRulesTest, WritesThroughAsStridedOfWhatIsDetached) {
+  const auto gradient = [](const Tensor& x, const Tensor& w) {
+    const Tensor y = x.narrow(0, 1, 4).detach();
+    y.mul_(w);
+    y.fill_diagonal_(0);
+    y.as_strided({2}, {5}, y.storage_offset() + 1).mul_(3);
+    y.square().sum().backward();
+    return w.grad();
+  };
+  const Tensor whole = at::arange(35, at::kDouble).view({7, 5});
+  const Tensor two = at::full({1}, 2, at::kDouble);
+  const Tensor wanted = gradient(whole.clone(), two.clone().requires_grad_());
+  on_mesh({{"a", 2}}, [&](const MeshPtr& mesh) {
+    const Placements r{Replicate()};
+    const Tensor got = gradient(distribute_tensor(whole, mesh, r),
+                                distribute_tensor(two, mesh, r).requires_grad_());
+    EXPECT_TRUE(at::equal(full_tensor(got), wanted)) << full_tensor(got) << wanted;
+  });
+}
+
+TEST(ViewRulesTest, ATraceIsOfAMatrix) {
+  on_mesh({{"a", 2}}, [](const MeshPtr& mesh) {
+    for (const std::vector<int64_t>& sizes :
+         {std::vector<int64_t>{4, 4, 4}, std::vector<int64_t>{4}, std::vector<int64_t>{}}) {
+      for (const Placement& p : {Placement(Replicate()), Shard(0)}) {
+        if (p.is_shard() && sizes.empty()) continue;
+        const Tensor x = ones(sizes, mesh, {p});
+        try {
+          x.trace();
+          ADD_FAILURE() << sizes.size();
+        } catch (const c10::Error& e) {
+          EXPECT_NE(std::string(e.what()).find("expected a matrix"), std::string::npos) << e.what();
+        }
       }
     }
   });
