@@ -96,12 +96,22 @@ static swv_status* use_backend(void* backend) {
   swv_world_free(made);
   return status;
 }
+static swv_bool is_done(void* self, uint64_t ticket) {
+  (void)self, (void)ticket;
+  return 1;
+}
+static swv_status* wait_for(void* self, uint64_t ticket, int64_t timeout_ms) {
+  (void)self, (void)ticket, (void)timeout_ms;
+  return NULL;
+}
 static swv_status* connect_device(void* self, const swv_group* group, swv_comm* bootstrap,
                                   int64_t timeout_ms, swv_backend* out_backend) {
   (void)self, (void)group, (void)bootstrap, (void)timeout_ms;
   out_backend->name = "test";
   out_backend->device.type = SWV_DEVICE_CUDA;
   out_backend->start = start;
+  out_backend->done = is_done;
+  out_backend->wait = wait_for;
   out_backend->abort = abort_group;
   return NULL;
 }

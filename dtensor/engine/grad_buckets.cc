@@ -136,8 +136,8 @@ void GradBuckets::check_in_place(const std::vector<at::Tensor>& parameters) {
   absl::flat_hash_set<const c10::TensorImpl*> given;
   for (const at::Tensor& parameter : parameters) given.insert(parameter.unsafeGetTensorImpl());
   for (const std::shared_ptr<GradBuckets>& buckets : all) {
-    // As backward mostly comes to them.
-    for (size_t i = buckets->parameters_.size(); i-- > 0;) {
+    std::vector<size_t> loaded;
+    for (size_t i = 0; i < buckets->parameters_.size(); ++i) {
       const Parameter& p = buckets->parameters_[i];
       const bool is_in_place =
           torch::autograd::impl::try_get_grad_accumulator(p.tensor) == p.accumulator;
@@ -145,8 +145,7 @@ void GradBuckets::check_in_place(const std::vector<at::Tensor>& parameters) {
       // set_(), as torch::load() calls it, only has new values come in here. What has come since has not
       // been seen.
       if (is_dtensor(p.tensor) && meta_of(p.tensor).spec == p.spec) {
-        buckets->hook(i);
-        buckets->has_come_unseen(i);
+        loaded.push_back(i);
         continue;
       }
       throw Error("finish_grad_sync",
@@ -154,6 +153,11 @@ void GradBuckets::check_in_place(const std::vector<at::Tensor>& parameters) {
                       "the parameter '", p.name,
                       "' was moved or became of another dtype since its GradSync was made "
                       "(module->to(), set_data()); make the GradSync after that")));
+    }
+    // The last first, as backward mostly comes to them.
+    for (auto i = loaded.rbegin(); i != loaded.rend(); ++i) {
+      buckets->hook(*i);
+      buckets->has_come_unseen(*i);
     }
   }
 }
