@@ -128,7 +128,12 @@ void Fuzzer::modules() {
                                one_in(2) ? nullptr : &dim, length(1)));
       const char* const cut = R"json({"parameter": {"*": "S(0)"}})json";
       done(swv_module_set_sharding(pick(modules_), one_in(2) ? cut : text()));
-      done(swv_plan_append(pick(plans_), pick(plans_)));
+      // Into one that goes: plans that take each other, or themselves, grow without end.
+      if (done(swv_plan_create(&plan))) {
+        for (int i = 0; i < 2; ++i) done(swv_plan_append(one_in(9) ? nullptr : plan, pick(plans_)));
+        done(swv_plan_append(plan, plan));
+        swv_plan_free(plan);
+      }
       if (done(swv_plan_from_hugging_face(pick(modules_), text(), text(), &plan)))
         keep(plans_, plan, swv_plan_free, 5);
       break;
