@@ -1,5 +1,6 @@
 // Memory of GPUs in C: a device's backend that is a table of C functions, streams of operations, and
 // what goes wrong. The GPUs are those of the fake (comm/nccl/testing).
+#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -153,6 +154,9 @@ void expect_joined(int num_ranks, const std::function<void(const Rank&)>& body) 
 TEST(DeviceBackendTest, StreamsAreOrderedWithoutTheHost) {
   expect_joined(2, [](const Rank& r) {
     const DeviceStream before = r.device->make_stream(), after = r.device->make_stream();
+    // Whoever does not wait for this stream reads what was there before.
+    fake_gpu_of_tests().enqueue(
+        r.rank, before, [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
     const swv_buffer x = r.put({1.0f + r.rank, 10}, before);
     swv_work* work = nullptr;
     expect_ok(swv_comm_all_reduce(r.comm, &x, &x, SWV_REDUCE_SUM, nullptr, &work));
