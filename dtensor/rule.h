@@ -74,11 +74,12 @@ struct TensorInfo {
   Dims sizes;    // global
   Dims strides;  // global
   at::ScalarType dtype = at::kFloat;
-  SpecRef spec;             // null: undefined, an output, or a plain 0-dim tensor
-  SpecRef remembered;       // what it has been brought to before (remembered.h); null: nothing
-  CutOrigins origins;       // of spec, as the tensor stands in this call
-  bool defined = false;     // false: an optional tensor that is None
-  bool only_shape = false;  // its numbers are not read: ShardedRule::only_shape_of()
+  SpecRef spec;                // null: undefined, an output, or a plain 0-dim tensor
+  SpecRef remembered;          // what it has been brought to before (remembered.h); null: nothing
+  CutOrigins origins;          // of spec, as the tensor stands in this call
+  bool defined = false;        // false: an optional tensor that is None
+  bool only_shape = false;     // its numbers are not read: ShardedRule::only_shape_of()
+  bool is_last_again = false;  // it has the elements of the last DTensor before it (remembered.h)
   bool is_scalar() const { return defined && sizes.empty(); }
   int ndim() const { return static_cast<int>(sizes.size()); }
   int64_t numel() const;

@@ -337,11 +337,16 @@ OpCall make_call(const c10::OperatorHandle& op, const OpInfo& info, absl::Span<c
   call.input_arg.reserve(count);
   call.input_element.reserve(count);
   int element = 0;
+  const DTensorMeta* last = nullptr;
   for_each_tensor(info, args, [&](size_t arg, c10::TensorImpl* impl) {
+    const DTensorMeta* const meta = defined(impl) && is_dtensor(impl) ? &meta_of(impl) : nullptr;
+    const DTensorMeta* const before = meta == nullptr ? last : std::exchange(last, meta);
     if (info.is_out[arg]) return;
     const bool first = call.input_arg.empty() || call.input_arg.back() != static_cast<int>(arg);
     element = first ? 0 : element + 1;
     call.inputs.push_back(info_of(impl, info.makes_view()));
+    call.inputs.back().is_last_again =
+        meta != nullptr && before != nullptr && have_same_elements(*before, *meta);
     call.input_arg.push_back(static_cast<int>(arg));
     call.input_element.push_back(info.args[arg] == ArgKind::kTensorList ? element : -1);
   });

@@ -58,6 +58,7 @@ constexpr uint64_t kNone = 0x9e3779b97f4a7c15;
 constexpr uint64_t kScalar = 0xc2b2ae3d27d4eb4f;
 constexpr uint64_t kList = 0x165667b19e3779f9;
 constexpr uint64_t kOther = 0x27d4eb2f165667c5;
+constexpr uint64_t kLastAgain = 0x85ebca77c2b2ae63;
 
 // What a call is looked up by, and what is found out on the way.
 class CallKey {
@@ -67,7 +68,8 @@ class CallKey {
   CallKey& operator=(const CallKey&) = delete;
 
   int numbers = 0;  // plain 0-dim tensors that are read, but for those of the program's text
-  uint64_t provenance = 0;  // of the tensors, and of the numbers that are not in the key
+  const DTensorMeta* last = nullptr;  // of the last DTensor
+  uint64_t provenance = 0;            // of the tensors, and of the numbers that are not in the key
 
   ABSL_ATTRIBUTE_ALWAYS_INLINE void push_back(uint64_t word) {
     if (next_ == end_) [[unlikely]]
@@ -76,6 +78,7 @@ class CallKey {
   }
   void clear() {
     numbers = 0;
+    last = nullptr;
     provenance = 0;
     next_ = begin_;
   }
@@ -174,6 +177,8 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool add_tensor(const c10::OperatorHandle& o
     }
     key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight | (kept != nullptr ? 2 : 0));
     if (kept != nullptr) key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
+    if (key.last != nullptr && have_same_elements(*key.last, meta)) key.push_back(kLastAgain);
+    key.last = &meta;
     key.provenance = mix(key.provenance, provenance_of(meta));
   } else if (!defined(impl)) {
     key.push_back(kNone);

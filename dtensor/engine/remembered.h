@@ -37,6 +37,13 @@ inline CutOrigins origins_of(const c10::TensorImpl* impl) {
   return {.data = 0, .weight = origins.data | origins.weight};
 }
 
+// Whether what one is brought to is found by the other, too: they are one tensor, or views of all its
+// elements. As all ranks know it.
+inline bool have_same_elements(const DTensorMeta& a, const DTensorMeta& b) {
+  return &a == &b || (a.family != nullptr && a.family == b.family && a.place == b.place &&
+                      a.spec->dtype == b.spec->dtype && a.spec->numel() == b.spec->numel());
+}
+
 // The form of this very handle, a shallow copy of it, or a view that lies as it does or only permutes
 // dimensions, that is remembered; null: none.
 // Several: the latest, or the one that lies like `spec`.

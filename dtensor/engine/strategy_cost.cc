@@ -61,6 +61,7 @@ StrategyWeigher::StrategyWeigher(const OpCall& call, absl::Span<const int64_t> m
   // As things stand, mesh dimensions whose turn is still to come will cut the results as well.
   absl::InlinedVector<bool, 8> cuts_an_input(ndim, false);
   bool any_gradient = false;
+  int last_dtensor = -1;
   for (int i = 0; i < call.num_inputs(); ++i) {
     const TensorInfo& info = call.input(i);
     if (!info.defined && info.spec == nullptr) continue;
@@ -82,7 +83,9 @@ StrategyWeigher::StrategyWeigher(const OpCall& call, absl::Span<const int64_t> m
          info.remembered == nullptr ? nullptr : &info.remembered->layout[call.mesh_dim],
          info.spec == nullptr, c10::isIntegralType(info.dtype, /*includeBool=*/true),
          of_data && have->is_shard(), has_bit(info.origins.weight, call.mesh_dim),
-         of_data && have->is_partial(), !gradient, info.numel(), other_cuts});
+         of_data && have->is_partial(), !gradient, info.numel(), other_cuts,
+         info.is_last_again ? last_dtensor : -1});
+    if (info.spec != nullptr) last_dtensor = static_cast<int>(inputs_.size()) - 1;
   }
   for (Input& input : inputs_) input.was_saved &= any_gradient;
   for (int k = 0; k < call.num_outputs(); ++k) {
@@ -126,6 +129,16 @@ double StrategyWeigher::move(const Input& input, const Placement& want) const {
     seconds = std::min(seconds, *input.kept == want ? 0 : transfer(input, *input.kept, want));
   }
   return kLocalCopy + seconds + (input.was_saved && seconds > 0 ? kSaved : 0);
+}
+
+// A sum that is given twice, as A and as A.t(), is reduced once.
+bool StrategyWeigher::is_brought_before(const Input& input, const Strategy& strategy) const {
+  if (input.again < 0 || !input.have->is_partial()) return false;
+  const Input& before = inputs_[input.again];
+  const Placement& want = strategy.inputs[input.index];
+  return *before.have == *input.have && strategy.inputs[before.index] == want &&
+         (want.is_replicate() ||
+          (before.info->sizes == input.info->sizes && before.info->strides == input.info->strides));
 }
 
 double StrategyWeigher::write_back(const Strategy& strategy) const {
@@ -175,10 +188,10 @@ double StrategyWeigher::bring(const Strategy& strategy) const {
 }
 
 double StrategyWeigher::owed(const Strategy& strategy, double share_of_sums, double share_of_cuts,
-                             bool sums_data) const {
+                             bool may_grow) const {
   double seconds = 0;
-  double now =
-      0;  // of reducing the sums that it takes; if it takes what is whole as one, nobody can say
+  // Of reducing the sums that it takes; if it takes what is whole as one, nobody can say.
+  double now = 0;
   int64_t numel = 0;
   bool takes_whole = false;
   for (const Input& input : inputs_) {
@@ -195,7 +208,7 @@ double StrategyWeigher::owed(const Strategy& strategy, double share_of_sums, dou
     const double whole =
         transition_cost(result, Replicate(), call_.num_ranks, bytes_of(output, strategy), link_);
     const bool is_put_off =
-        result.is_partial() && numel > 0 && !takes_whole && (sums_data || output.numel == numel);
+        result.is_partial() && numel > 0 && !takes_whole && (may_grow || output.numel == numel);
     seconds += share * (is_put_off ? std::min(whole, now) : whole);
   }
   return seconds;
@@ -269,7 +282,7 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
   for (const Input& input : inputs_) {
     const Placement& want = strategy.inputs[input.index];
     if (want == *input.have) continue;
-    cost.move += move(input, want);
+    cost.move += is_brought_before(input, strategy) ? kLocalCopy : move(input, want);
     if (is_too_much(cost.move)) return std::nullopt;
   }
   if (written_input_.has_value()) cost.move += write_back(strategy);
@@ -287,7 +300,7 @@ std::optional<StrategyCost> StrategyWeigher::weigh(const Strategy& strategy,
                      cuts_stay || (sum_in_parts && !reduces_another) ? 0
                      : any_data                                      ? kMovedCut
                                                                      : kOwnCut,
-                     takes_sum_of_data);
+                     takes_sum_of_data && !whole_factor);
     if (is_too_much(cost.seconds())) return std::nullopt;
   }
   return cost;

@@ -15,7 +15,8 @@
 // A Partial is reduced as late as possible where it stays one tensor (sums, views, linear functions
 // of it alone), for other summands may join it: (x + Partial) + Partial is reduced once. In a product
 // it is reduced first, for each product would owe a reduction of its own; but not a sum over data,
-// which is most often on its way to be a parameter's gradient, and reduced there with all others. That
+// which is most often on its way to be a parameter's gradient, and reduced there with all others,
+// unless it is what it is multiplied by that makes more of it. That
 // a result has wider elements (a gradient that is cast to its parameter's type), or that of a sum over
 // data more of them (it is that of a slice), makes putting a reduction off no dearer. A
 // tensor that has been reduced or gathered once is remembered so (remembered.h), and costs nothing a
@@ -90,6 +91,8 @@ class StrategyWeigher {
     bool was_saved;           // of an operator that takes a gradient, all else
     int64_t numel;
     int64_t other_cuts;  // pieces that other mesh dimensions cut it into
+    // Where the tensor is given a second time, as which of inputs_ it was before; -1: it is not.
+    int again;
   };
   struct Output {
     int index;
@@ -103,12 +106,13 @@ class StrategyWeigher {
   double pieces(const TensorInfo& info, const Placement& placement) const;
   double transfer(const Input& input, const Placement& from, const Placement& to) const;
   double move(const Input& input, const Placement& want) const;
+  bool is_brought_before(const Input& input, const Strategy& strategy) const;
   double write_back(const Strategy& strategy) const;
   int64_t bytes_of(const Output& output, const Strategy& strategy) const;
   double compute(const Strategy& strategy) const;
   double bring(const Strategy& strategy) const;
   double owed(const Strategy& strategy, double share_of_sums, double share_of_cuts,
-              bool sums_data) const;
+              bool may_grow) const;
 
   const OpCall& call_;
   const CostModel& model_;

@@ -337,6 +337,86 @@ TEST(StrategyCostTest, ASmallSumIsReducedBeforeItJoinsALargeTensor) {
   });
 }
 
+// But not where it is a product that makes it more: what is small is reduced before.
+TEST(StrategyCostTest, ASumOverDataIsReducedBeforeAProductThatIsLarger) {
+  on_mesh({{"dp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor p = at::mm(tensor(mesh, {16, 64}, Shard(1)), tensor(mesh, {64, 256}, Shard(0)));
+    ASSERT_EQ(layout_of(p), Layout({Partial()}));
+    EXPECT_EQ(taken("aten::mm", {tensor(mesh, {4096, 16}, Replicate()), p}), "R, R -> R");
+    EXPECT_EQ(taken("aten::mm", {p.t(), tensor(mesh, {16, 4096}, Replicate())}), "R, R -> R");
+    EXPECT_EQ(taken("aten::mm", {tensor(mesh, {8, 16}, Replicate()), p}), "R, P(sum) -> P(sum)");
+    EXPECT_EQ(taken("aten::mm", {tensor(mesh, {16, 16}, Replicate()), p}), "R, P(sum) -> P(sum)");
+  });
+}
+
+// Two factors that are one sum, as it is and transposed: it is reduced once, for both.
+TEST(StrategyCostTest, ASumThatIsBothFactorsIsReducedOnce) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor p = tensor(mesh, {8, 64, 512}, Partial());
+    const Tensor other = tensor(mesh, {8, 64, 512}, Partial());
+    EXPECT_EQ(taken("aten::bmm", {p, p.transpose(1, 2)}), "R, R -> R");
+    EXPECT_EQ(taken("aten::bmm", {p.transpose(1, 2).transpose(1, 2), p.transpose(1, 2)}),
+              "R, R -> R");
+    // Of two that are two one is, and the other when it comes to that.
+    EXPECT_EQ(taken("aten::bmm", {p, other.transpose(1, 2)}), "P(sum), R -> P(sum)");
+    const Tensor x = testing::scattered(at::arange(8 * 4 * 16, at::kDouble).view({8, 4, 16}).sin(),
+                                        mesh, {Partial()});
+    const CommTrace trace(mesh);
+    const Tensor gram = at::bmm(x, x.transpose(1, 2));
+    EXPECT_EQ(trace.events().size(), 1u) << trace.to_string();
+    const Tensor whole = full_tensor(x);
+    EXPECT_TRUE(at::allclose(full_tensor(gram), at::bmm(whole, whole.transpose(1, 2))));
+    // What was decided for one tensor says nothing about two.
+    const Tensor y = testing::scattered(at::ones({8, 4, 16}, at::kDouble), mesh, {Partial()});
+    const Tensor z = testing::scattered(at::ones({8, 4, 16}, at::kDouble), mesh, {Partial()});
+    EXPECT_TRUE(at::equal(full_tensor(at::bmm(y, z.transpose(1, 2))),
+                          at::full({8, 4, 4}, 16, at::kDouble)));
+  });
+}
+
+// Channels that a cat of two cut tensors has left in strides, and a weight that a plan cuts likewise.
+TEST(StrategyCostTest, ConvolutionsTakeChannelsInStrides) {
+  on_mesh({{"tp", 2}}, [](const MeshPtr& mesh) {
+    const auto values = [](at::IntArrayRef sizes, double from) {
+      return at::arange(c10::multiply_integers(sizes), at::kDouble).add(from).sin().view(sizes);
+    };
+    const Placement strided = StridedShard(1, 2);
+    for (const bool transposed : {false, true}) {
+      SCOPED_TRACE(transposed);
+      const Tensor half = values({3, 4, 6, 6}, 0), other = values({3, 4, 6, 6}, 7);
+      const Tensor plain_w = values({8, 8, 3, 3}, 3);
+      const auto run = [&](const Tensor& a, const Tensor& b, const Tensor& w, const Tensor& v) {
+        const Tensor x = at::cat({a, b}, 1);
+        const Tensor y =
+            transposed ? at::conv_transpose2d(x, w, {}, 1, 1) : at::conv2d(x, w, {}, 1, 1);
+        return transposed ? at::conv_transpose2d(y, v, {}, 1, 1) : at::conv2d(y, v, {}, 1, 1);
+      };
+      std::vector<Tensor> want = {half.clone(), other.clone(), plain_w.clone(), plain_w.cos()};
+      for (Tensor& t : want) t.requires_grad_();
+      const Tensor whole = run(want[0], want[1], want[2], want[3]);
+      whole.square().sum().backward();
+      // The channels of the input, then those of the result, in strides.
+      const Placement in = strided.with_dim(transposed ? 0 : 1);
+      std::vector<Tensor> got = {distribute_tensor(half, mesh, Placements{Shard(1)}),
+                                 distribute_tensor(other, mesh, Placements{Shard(1)}),
+                                 distribute_tensor(plain_w, mesh, Placements{in}),
+                                 distribute_tensor(plain_w.cos(), mesh, Placements{in})};
+      for (Tensor& t : got) t.requires_grad_();
+      const CommTrace trace(mesh);
+      ASSERT_EQ(layout_of(at::cat({got[0], got[1]}, 1)), Layout({strided}));
+      const Tensor y = run(got[0], got[1], got[2], got[3]);
+      // The first gives a sum, of which the second wants a part of the channels.
+      EXPECT_LE(trace.events().size(), 1u) << trace.to_string();
+      EXPECT_EQ(layout_of(y), Layout({Partial()}));
+      EXPECT_TRUE(at::allclose(full_tensor(y), whole));
+      y.square().sum().backward();
+      for (size_t i = 0; i < got.size(); ++i) {
+        EXPECT_TRUE(at::allclose(full_tensor(got[i].grad()), want[i].grad())) << i;
+      }
+    }
+  });
+}
+
 // Of a gradient and a tensor that was saved, as large and cut differently, the gradient moves: with the
 // next operators' it lies together then.
 TEST(StrategyCostTest, OfEqualsTheGradientMoves) {

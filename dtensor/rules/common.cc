@@ -174,14 +174,13 @@ void pass_partials(const OpCall& call, Strategies& out, absl::Span<const ReduceO
   }
 }
 
-std::vector<Placement> cuts_of_batch(const OpCall& call,
-                                     std::initializer_list<std::string_view> inputs) {
+std::vector<Placement> cuts_of(const OpCall& call, DimsByName dims) {
   std::vector<Placement> cuts = {Shard(0)};
-  for (const std::string_view name : inputs) {
+  for (const auto& [name, dim] : dims) {
     const Placement now = call.placement(name);
-    if (now.is_shard(0) && std::find(cuts.begin(), cuts.end(), now) == cuts.end()) {
-      cuts.push_back(now);
-    }
+    if (!now.is_shard(dim)) continue;
+    const Placement cut = now.with_dim(0);
+    if (std::find(cuts.begin(), cuts.end(), cut) == cuts.end()) cuts.push_back(cut);
   }
   return cuts;
 }
@@ -327,7 +326,17 @@ at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const L
     ++context.observation.counters.remembered_uses;
     return wrap(*std::move(kept), std::move(target), meta.context);
   }
-  const PlanRef plan = plan_for(context, meta.spec, target);
+  PlanRef plan = plan_for(context, meta.spec, target);
+  at::Tensor from = tensor;
+  if (const RememberedForm* kept = remembered_form(meta, /*for_view=*/false)) {
+    PlanRef shorter = plan_for(context, kept->spec, target);
+    if (shorter->plan.cost() < plan->plan.cost()) {
+      ++context.observation.counters.remembered_uses;
+      from = wrap(kept->local, kept->spec, meta.context);
+      meta_of(from).came_from(provenance_of(meta));
+      plan = std::move(shorter);
+    }
+  }
   if (!plan->is_local) {
     if (context.decisions.strict_depth > 0) {
       const std::string module = context.observation.modules.current();
@@ -343,7 +352,7 @@ at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const L
     ++context.observation.counters.implicit_redistributions;
   }
   const at::Tensor result =
-      redistributed(tensor, layout, {.name = op.operator_name().name, .argument = argument});
+      redistributed(from, layout, {.name = op.operator_name().name, .argument = argument});
   const CutOrigins origins = origins_of(tensor.unsafeGetTensorImpl());
   if (!plan->is_local && is_kept(worth_remembering(meta.spec->layout, origins, layout))) {
     remember(meta, std::move(target), meta_of(result).local());
@@ -357,6 +366,19 @@ at::Tensor move_input(const c10::OperatorHandle& op, const at::Tensor& tensor, c
                       std::string_view argument) {
   if (!is_dtensor(tensor)) return tensor;  // adopted by the next operator
   return move(op, tensor, layout, argument, *meta_of(tensor).spec, /*is_argument=*/true);
+}
+
+at::Tensor with_values(const c10::OperatorHandle& op, const at::Tensor& tensor,
+                       std::string_view argument) {
+  if (!is_dtensor(tensor)) return tensor;
+  const Layout& layout = layout_of(tensor);
+  if (!layout.has_partial()) return tensor;
+  Placements placements = layout.placements();
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return move_input(
+      op, tensor, value_or_throw(Layout::create(std::move(placements), layout.order())), argument);
 }
 
 at::Tensor reduce_over_ranks(const c10::OperatorHandle& op, const at::Tensor& like,

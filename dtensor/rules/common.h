@@ -93,10 +93,11 @@ struct Batches {
 };
 ShardedRule over_batches(Batches batches);
 
-// How the batch, dimension 0 of these inputs, may be cut by a rule that is chunks_only() for the sake of
-// other dimensions: Shard(0), and as strided or ragged as any of them is.
-std::vector<Placement> cuts_of_batch(const OpCall& call,
-                                     std::initializer_list<std::string_view> inputs);
+// How what is one of these dimensions of each of these inputs (the batch, the channels) may be cut by a
+// rule that is chunks_only() for the sake of others: in chunks, and as strided or ragged as any of them
+// is. As cuts of dimension 0.
+using DimsByName = std::initializer_list<std::pair<std::string_view, int>>;
+std::vector<Placement> cuts_of(const OpCall& call, DimsByName dims);
 
 // --- cost ----------------------------------------------------------------------------------------
 
@@ -149,6 +150,9 @@ void decomposed(const c10::OperatorHandle& op, c10::Stack& stack);
 // operator like that of a rule, which counts as implicit and which the strict scope refuses.
 at::Tensor move_input(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
                       std::string_view argument);
+// The same without Partials, for what is no function of a sum's parts.
+at::Tensor with_values(const c10::OperatorHandle& op, const at::Tensor& tensor,
+                       std::string_view argument);
 // The reduction, in one collective, of what the ranks of the mesh of `like` have worked out from
 // their parts: `local` is this rank's part of a contiguous tensor of global `sizes` that lies as
 // `placements` say (cut in the order of `like`). What is Partial there is Replicate in the result.

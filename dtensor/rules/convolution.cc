@@ -108,14 +108,20 @@ void convolution_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, cons
 void convolution(const OpCall& call, Strategies& out) {
   const TensorInfo& input = call.input("input");
   const int out_channels = call.bool_arg("transposed") ? 1 : 0;  // of the weight
-  for (const Placement& batch : cuts_of_batch(call, {"input"})) {
+  for (const Placement& batch : cuts_of(call, {{"input", 0}})) {
     out.add({{"input", batch}}, {batch});
   }
   if (call.int_arg("groups") == 1) {
-    out.add({{"weight", Shard(out_channels)}, {"bias", Shard(0)}}, {Shard(1)});
+    for (const Placement& cut : cuts_of(call, {{"weight", out_channels}})) {
+      out.add({{"weight", cut.with_dim(out_channels)}, {"bias", cut}}, {cut.with_dim(1)});
+    }
     // A sum over the input's channels; the bias is added once.
-    out.add({{"input", Shard(1)}, {"weight", Shard(1 - out_channels)}, {"bias", Partial()}},
-            {Partial()});
+    for (const Placement& cut : cuts_of(call, {{"input", 1}, {"weight", 1 - out_channels}})) {
+      out.add({{"input", cut.with_dim(1)},
+               {"weight", cut.with_dim(1 - out_channels)},
+               {"bias", Partial()}},
+              {Partial()});
+    }
   } else if (whole_groups(call)) {
     out.add({{"input", Shard(1)}, {"weight", Shard(0)}, {"bias", Shard(0)}}, {Shard(1)});
   }
@@ -157,14 +163,18 @@ void convolution_backward_of_shard(const c10::OperatorHandle& op, c10::Stack& st
 void convolution_backward(const OpCall& call, Strategies& out) {
   const TensorInfo& input = call.input("input");
   const int out_channels = call.bool_arg("transposed") ? 1 : 0;
-  for (const Placement& batch : cuts_of_batch(call, {"grad_output", "input"})) {
+  for (const Placement& batch : cuts_of(call, {{"grad_output", 0}, {"input", 0}})) {
     out.add({{"grad_output", batch}, {"input", batch}}, {batch, Partial(), Partial()});
   }
   if (call.int_arg("groups") == 1) {
-    out.add({{"grad_output", Shard(1)}, {"weight", Shard(out_channels)}},
-            {Partial(), Shard(out_channels), Shard(0)});
-    out.add({{"input", Shard(1)}, {"weight", Shard(1 - out_channels)}},
-            {Shard(1), Shard(1 - out_channels), Replicate()});
+    for (const Placement& cut : cuts_of(call, {{"grad_output", 1}, {"weight", out_channels}})) {
+      out.add({{"grad_output", cut.with_dim(1)}, {"weight", cut.with_dim(out_channels)}},
+              {Partial(), cut.with_dim(out_channels), cut});
+    }
+    for (const Placement& cut : cuts_of(call, {{"input", 1}, {"weight", 1 - out_channels}})) {
+      out.add({{"input", cut.with_dim(1)}, {"weight", cut.with_dim(1 - out_channels)}},
+              {cut.with_dim(1), cut.with_dim(1 - out_channels), Replicate()});
+    }
   } else if (whole_groups(call)) {
     out.add({{"grad_output", Shard(1)}, {"input", Shard(1)}, {"weight", Shard(0)}},
             {Shard(1), Shard(0), Shard(0)});

@@ -124,6 +124,40 @@ TEST(CutClassesTest, SoftmaxSendsAMaximumAndASum) {
   });
 }
 
+// A sum along another mesh dimension is reduced as it is cut, for this and for who asks later.
+TEST(CutClassesTest, SoftmaxOfSumsThatAreCut) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = at::arange(48.0 * 8, at::kDouble).view({48, 8}).sin();
+    const at::Tensor target = at::arange(48).remainder(8);
+    for (const Placements& placements :
+         {Placements{Shard(1), Partial()}, Placements{Partial(), Shard(1)}}) {
+      const at::Tensor sum = testing::scattered(x, mesh, placements);
+      const at::Tensor dtarget = distribute_tensor(target, mesh, Placements(2));
+      CommTrace trace(mesh);
+      const at::Tensor y = at::log_softmax(sum, 1);
+      EXPECT_TRUE(layout_of(y)[0].is_shard(1) || layout_of(y)[1].is_shard(1))
+          << layout_of(y).to_string();
+      EXPECT_FALSE(layout_of(y).has_partial());
+      // The half, once, and two numbers for each line.
+      EXPECT_EQ(trace.events().size(), 3u) << trace.to_string();
+      at::softmax(sum, 1);
+      EXPECT_EQ(trace.events().size(), 5u) << trace.to_string();
+      EXPECT_TRUE(at::allclose(full_tensor(y), at::log_softmax(x, 1)));
+      EXPECT_TRUE(at::allclose(full_tensor(at::softmax(sum, 1)), at::softmax(x, 1)));
+      EXPECT_TRUE(at::allclose(full_tensor(at::cross_entropy_loss(sum, dtarget)),
+                               at::cross_entropy_loss(x, target)));
+      // Of what is whole somewhere a part is taken.
+      const at::Tensor again = testing::scattered(x, mesh, placements);
+      at::tanh(again.flip(1));
+      const at::Tensor grad = at::_log_softmax_backward_data(
+          again, at::log_softmax(distribute_tensor(x, mesh, layout_of(y).placements()), 1), 1,
+          at::kDouble);
+      EXPECT_TRUE(at::allclose(full_tensor(grad), at::_log_softmax_backward_data(
+                                                      x, at::log_softmax(x, 1), 1, at::kDouble)));
+    }
+  });
+}
+
 // norm_loss_test.cc has more of them; here some ranks of four have no class.
 TEST(CutClassesTest, NegativeLogLikelihood) {
   std::vector<OpCase> cases;

@@ -142,7 +142,7 @@ void group_norm_of_shard(const c10::OperatorHandle& op, c10::Stack& stack, const
 
 // The output, mean and 1/deviation.
 void group_norm(const OpCall& call, Strategies& out) {
-  for (const Placement& batch : cuts_of_batch(call, {"input"})) {
+  for (const Placement& batch : cuts_of(call, {{"input", 0}})) {
     out.add({{"input", batch}}, {batch}, group_norm_of_shard);
   }
   if (!groups_divide(call)) return;
@@ -159,7 +159,7 @@ void group_norm_shapes(OpCall& call) {
 
 // Gradients of input, weight and bias.
 void group_norm_backward(const OpCall& call, Strategies& out) {
-  for (const Placement& batch : cuts_of_batch(call, {"grad_out", "input"})) {
+  for (const Placement& batch : cuts_of(call, {{"grad_out", 0}, {"input", 0}})) {
     out.add({{"grad_out", batch}, {"input", batch}, {"mean", batch}, {"rstd", batch}},
             {batch, Partial(), Partial()}, group_norm_of_shard);
   }
@@ -330,18 +330,6 @@ bool is_training(const Arguments& args) {
 
 bool is_training_backward(const Arguments& args) {
   return args["train"].toBool();
-}
-
-// Without Partials: the statistics are of the values.
-at::Tensor with_values(const c10::OperatorHandle& op, const at::Tensor& tensor, const char* name) {
-  const Layout& layout = layout_of(tensor);
-  if (!layout.has_partial()) return tensor;
-  Placements placements = layout.placements();
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return move_input(op, tensor,
-                    value_or_throw(Layout::create(std::move(placements), layout.order())), name);
 }
 
 // How [2, channels] of a tensor lies of which each rank has summed its part.

@@ -33,15 +33,14 @@ void safe_softmax_shape(OpCall& call) {
 
 // --- lines that are cut --------------------------------------------------------------------------
 
-// Whether a line of `tensor` lies on several ranks, and nothing of it is Partial.
+// Whether a line of `tensor` lies on several ranks. (What it is a sum of along other mesh dimensions is
+// reduced before: a maximum is one of values.)
 bool cuts_lines(const at::Tensor& tensor, int64_t dim) {
   if (!is_dtensor(tensor)) return false;
   const DTensorMeta& meta = meta_of(tensor);
   const Spec& spec = *meta.spec;
   const int64_t along = dim < 0 ? dim + spec.ndim() : dim;
-  if (spec.layout.has_partial() || spec.numel() == 0 || !c10::isFloatingType(spec.dtype)) {
-    return false;
-  }
+  if (spec.numel() == 0 || !c10::isFloatingType(spec.dtype)) return false;
   for (int m = 0; m < spec.layout.mesh_ndim(); ++m) {
     if (spec.layout[m].is_shard(static_cast<int>(along)) && meta.context->mesh().size(m) > 1) {
       return true;
@@ -120,7 +119,7 @@ enum class Form : uint8_t { kSoftmax, kLogSoftmax, kSafeSoftmax };
 template <Form form>
 void softmax_of_cut_lines(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
-  const at::Tensor self = call.tensor("self");
+  const at::Tensor self = with_values(op, call.tensor("self"), "self");
   const CutLines lines(op, self, call["dim"].toInt());
   at::ScalarType dtype = self.scalar_type();
   if (call.flag("half_to_float")) dtype = at::kFloat;
@@ -147,7 +146,7 @@ void softmax_of_cut_lines(const c10::OperatorHandle& op, c10::Stack& stack) {
 template <Form form>
 void softmax_backward_of_cut_lines(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
-  const at::Tensor output = call.tensor("output");
+  const at::Tensor output = with_values(op, call.tensor("output"), "output");
   const at::Tensor grad =
       move_input(op, call.tensor("grad_output"), layout_of(output), "grad_output");
   const CutLines lines(op, output, call["dim"].toInt());

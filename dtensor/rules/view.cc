@@ -337,12 +337,13 @@ void is_set_to(const c10::OperatorHandle& op, c10::Stack& stack) {
   bool result = self.is_same(other);
   if (!result && is_dtensor(self) && is_dtensor(other)) {
     const DTensorMeta &a = meta_of(self), &b = meta_of(other);
-    // A copy stands for its original; what is seen as another dtype has a place of its own.
-    const bool one_memory = a.place.memory == b.place.memory || a.detour != nullptr ||
-                            b.detour != nullptr || a.local().is_alias_of(b.local());
-    result = a.family != nullptr && a.family == b.family && one_memory &&
+    // A copy stands for its original; what is seen as another dtype has a place of its own. (Parts may
+    // have to be brought here: they are asked last.)
+    result = a.family != nullptr && a.family == b.family &&
              self.scalar_type() == other.scalar_type() && self.sizes() == other.sizes() &&
-             self.strides() == other.strides() && self.storage_offset() == other.storage_offset();
+             self.strides() == other.strides() && self.storage_offset() == other.storage_offset() &&
+             (a.place.memory == b.place.memory || a.detour != nullptr || b.detour != nullptr ||
+              a.local().is_alias_of(b.local()));
   }
   stack.resize(stack.size() - op.schema().arguments().size());
   stack.emplace_back(result);
