@@ -178,7 +178,7 @@ struct DispatchCounters {
   int64_t implicit_redistributions = 0;  // with communication, that no redistribute() asked for
   int64_t gathered_operators = 0;        // calls of operators without a rule
   int64_t remembered_uses = 0;   // redistributions that an earlier one's result made needless
-  int64_t remembered_bytes = 0;  // that such results take up now
+  int64_t remembered_bytes = 0;  // that such results, and sums whose multiples wait, take up now
   // How often a weight that the user had cut was brought elsewhere for an operator. The first
   // is a warning of LibTorch's on the first rank; the others are one more, when that is there again.
   int64_t unsharded_weights = 0;

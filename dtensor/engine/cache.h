@@ -56,6 +56,7 @@ struct CacheEntry : EntryOfClock {
   std::vector<SpecRef> key_specs;  // those that the key names by address: they live as long
   bool gathered = false;           // no rule, or one that says so: all inputs replicated
   bool communicates = false;       // some change moves bytes
+  bool makes_multiple = false;     // of a sum, its first argument (multiple.h)
   LocalKernel kernel = nullptr;
   uint64_t provenance = 0;  // the operator's share in that of its results (provenance.h)
   std::vector<InputChange> input_changes;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "shardweave/dtensor/engine/arguments.h"
+#include "shardweave/dtensor/engine/multiple.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/remembered.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
@@ -459,6 +460,7 @@ std::unique_ptr<CacheEntry> decide(const c10::OperatorHandle& op, const OpInfo& 
       entry->written.push_back(std::move(written));
     });
   }
+  entry->makes_multiple = makes_multiple(call, *entry);
   return entry;
 }
 

@@ -21,6 +21,7 @@
 #include "shardweave/dtensor/engine/decide.h"
 #include "shardweave/dtensor/engine/detour.h"
 #include "shardweave/dtensor/engine/fsdp_unit.h"
+#include "shardweave/dtensor/engine/multiple.h"
 #include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/remembered.h"
@@ -432,6 +433,8 @@ class Runner {
   void run() {
     const bool writes = !entry_.written.empty();
     if (writes) keep_written();
+    if (entry_.makes_multiple) [[unlikely]]
+      keep_sum();
     replace_inputs();
     if (writes) count_writes();
     for (const ArgChange& change : entry_.arg_changes) (*stack_)[base_ + change.arg] = change.value;
@@ -451,6 +454,8 @@ class Runner {
       }
     }
     wrap_outputs();
+    if (sum_.defined()) [[unlikely]]
+      note_multiple(meta_of(sum_), meta_of(stack_->back().toTensor()), {op_, number_});
   }
 
  private:
@@ -462,6 +467,11 @@ class Runner {
 
   uint64_t provenance_of_result(uint64_t place) const {
     return place == 0 ? context_.provenance.about : mix(context_.provenance.about, place);
+  }
+
+  void keep_sum() {
+    sum_ = (*stack_)[base_].toTensor();
+    if (info_.args.size() > 1) number_ = (*stack_)[base_ + 1];
   }
 
   // What has another shape now: what the operator returns, for its kernel may have copied it.
@@ -536,6 +546,14 @@ class Runner {
       return shared || !result.is_alias_of(kept) ? result : result.clone();
     }
     if (change.unshards_weight) note_unsharded(op_, change, meta_of(impl), context_);
+    if (shared && is_kept(change.remember)) {
+      DTensorMeta& meta = meta_of(impl);
+      if (auto multiple = multiple_of(meta)) {
+        return bring_by_sum(meta, std::move(multiple), change.target, [&](const at::Tensor& sum) {
+          return moved(change, sum, parameter_of(meta));
+        });
+      }
+    }
     at::Tensor result =
         moved(change, local, impl == nullptr ? std::string_view() : parameter_of(meta_of(impl)));
     if (shared && is_kept(change.remember)) remember(meta_of(impl), change.target, result);
@@ -646,6 +664,8 @@ class Runner {
     viewed_ = std::move(input);
     DTensorMeta& base = meta_of(viewed_);
     if (base.family == nullptr) base.family = std::make_shared<ViewFamily>();
+    // What autograd keeps as a gradient is detached: it may be kept for long.
+    if (info_.keeps_arg == 0 && !info_.changes_shape) base.family->multiple.reset();
     return base;
   }
 
@@ -897,6 +917,8 @@ class Runner {
   std::shared_ptr<const Detour> detour_;  // of viewed_, or made here
   // What inputs are remembered as, if several have to be brought.
   absl::InlinedVector<std::pair<const InputChange*, at::Tensor>, 2> held_;
+  at::Tensor sum_;  // that the result is a multiple of
+  IValue number_;
   // What is written and has views or is one.
   absl::InlinedVector<at::Tensor, 1> written_views_;
 };

@@ -111,23 +111,25 @@ std::optional<RememberedForm> permuted(const RememberedForm& form, const SpecRef
 }
 
 // Null: it is none of this tensor's.
-const RememberedForm* form_of(const Remembered& kept, const DTensorMeta& meta) {
-  if (kept.place != meta.place || !kept.is_current(meta.context->captures.generation)) {
-    return nullptr;
-  }
-  if (kept.form.source_spec == meta.spec) return &kept.form;
+const RememberedForm* find_form(const Remembered& kept, const Place& place, const SpecRef& spec,
+                                uint64_t generation) {
+  if (kept.place != place || !kept.is_current(generation)) return nullptr;
+  if (kept.form.source_spec == spec) return &kept.form;
   for (const RememberedForm& form : kept.permuted) {
-    if (form.source_spec == meta.spec) return &form;
+    if (form.source_spec == spec) return &form;
   }
-  std::optional<RememberedForm> found = permuted(kept.form, meta.spec);
+  std::optional<RememberedForm> found = permuted(kept.form, spec);
   return found.has_value() ? &kept.permuted.emplace_back(*std::move(found)) : nullptr;
+}
+const RememberedForm* find_form(const Remembered& kept, const DTensorMeta& meta) {
+  return find_form(kept, meta.place, meta.spec, meta.context->captures.generation);
 }
 
 // `kept` as the tensor that `meta` and `target` describe, if both have the same elements.
 std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& meta,
                                   const Spec& target) {
   // The same dimensions in another order: W and W.t().
-  if (const RememberedForm* form = form_of(kept, meta)) {
+  if (const RememberedForm* form = find_form(kept, meta)) {
     if (form->spec->layout == target.layout) return form->local;
   }
   const Spec& spec = *meta.spec;
@@ -168,7 +170,7 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
 const RememberedForm* find_remembered(const DTensorMeta& meta, const Spec* spec) {
   const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
-    const RememberedForm* form = form_of(*kept, meta);
+    const RememberedForm* form = find_form(*kept, meta);
     if (form != nullptr && (spec == nullptr || form->spec.get() == spec)) return form;
   }
   return nullptr;
@@ -184,7 +186,7 @@ const RememberedForm* find_remembered_for_view(const DTensorMeta& meta) {
   const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
     if (kept->form.source_spec != meta.spec) continue;
-    const RememberedForm* form = form_of(*kept, meta);
+    const RememberedForm* form = find_form(*kept, meta);
     if (form != nullptr && !is_sum_in_parts(*form)) return form;
   }
   return nullptr;
@@ -192,6 +194,7 @@ const RememberedForm* find_remembered_for_view(const DTensorMeta& meta) {
 
 std::optional<at::Tensor> recall(const DTensorMeta& meta, const Spec& target) {
   if (meta.family == nullptr) return std::nullopt;
+  follow_sum(meta);
   for (const Remembered& kept : meta.family->remembered) {
     if (!kept.is_current(meta.context->captures.generation)) continue;
     if (auto found = seen_as(kept, meta, target)) return found;
@@ -212,18 +215,29 @@ Remember worth_remembering(const Layout& from, const CutOrigins& origins, const 
   return worth;
 }
 
-void remember(DTensorMeta& meta, SpecRef target, at::Tensor local) {
+std::optional<RememberedForm> form_of(const Remembered& kept, const Place& place,
+                                      const SpecRef& spec, uint64_t generation) {
+  const RememberedForm* form = find_form(kept, place, spec, generation);
+  return form != nullptr ? std::optional<RememberedForm>(*form) : std::nullopt;
+}
+
+void remember(const DTensorMeta& meta, SpecRef target, at::Tensor local) {
   if (meta.local().is_inference()) return;
   if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
-  auto& list = meta.family->remembered;
+  remember(*meta.family, meta.place, meta.local(), {meta.spec, std::move(target), std::move(local)},
+           *meta.context);
+}
+
+void remember(ViewFamily& family, const Place& place, const at::Tensor& source, RememberedForm form,
+              MeshContext& context) {
+  auto& list = family.remembered;
   // Slices are not found again by others like them: a bound keeps a loop over them from piling up.
   constexpr size_t kMaxRemembered = 8;
-  const uint64_t now = meta.context->captures.generation;
+  const uint64_t now = context.captures.generation;
   std::erase_if(list, [&](const Remembered& kept) { return !kept.is_current(now); });
   if (list.size() == kMaxRemembered) list.erase(list.begin());
-  int64_t& bytes = meta.context->observation.counters.remembered_bytes;
-  list.emplace_back(meta.place, meta.local(),
-                    RememberedForm{meta.spec, std::move(target), std::move(local)}, now, bytes);
+  list.emplace_back(place, source, std::move(form), now,
+                    context.observation.counters.remembered_bytes);
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -26,6 +26,7 @@
 #include "ATen/core/Tensor.h"
 #include "c10/core/GradMode.h"
 #include "shardweave/dtensor/engine/cache.h"
+#include "shardweave/dtensor/engine/multiple.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 
 namespace shardweave::dtensor_internal {
@@ -54,8 +55,11 @@ const RememberedForm* find_remembered_for_view(const DTensorMeta& meta);
 
 // What an operator decides by.
 inline const RememberedForm* remembered_form(const DTensorMeta& meta, bool for_view) {
-  if (meta.family == nullptr || meta.family->remembered.empty()) [[likely]]
+  if (meta.family == nullptr) [[likely]]
     return nullptr;
+  if (meta.family->multiple != nullptr) [[unlikely]]
+    follow_sum(meta);
+  if (meta.family->remembered.empty()) return nullptr;
   return for_view ? find_remembered_for_view(meta) : find_remembered(meta);
 }
 
@@ -73,7 +77,14 @@ inline bool is_kept(Remember worth) {
          (worth == Remember::kWhileRecording && c10::GradMode::is_enabled());
 }
 
+// What a tensor of `spec` at `place` is remembered as by `kept`; nullopt: that is none of its.
+std::optional<RememberedForm> form_of(const Remembered& kept, const Place& place,
+                                      const SpecRef& spec, uint64_t generation);
+
 // `local`: what run_plan() made of the tensor; from here on nobody writes it.
-void remember(DTensorMeta& meta, SpecRef target, at::Tensor local);
+void remember(const DTensorMeta& meta, SpecRef target, at::Tensor local);
+// The same of a member at `place`, whose part `source` is.
+void remember(ViewFamily& family, const Place& place, const at::Tensor& source, RememberedForm form,
+              MeshContext& context);
 
 }  // namespace shardweave::dtensor_internal

@@ -366,11 +366,13 @@ TEST(StrategyCostTest, ASumThatIsBothFactorsIsReducedOnce) {
     EXPECT_EQ(trace.events().size(), 1u) << trace.to_string();
     const Tensor whole = full_tensor(x);
     EXPECT_TRUE(at::allclose(full_tensor(gram), at::bmm(whole, whole.transpose(1, 2))));
+    EXPECT_EQ(layout_of(gram), Layout({Replicate()}));
     // What was decided for one tensor says nothing about two.
-    const Tensor y = testing::scattered(at::ones({8, 4, 16}, at::kDouble), mesh, {Partial()});
-    const Tensor z = testing::scattered(at::ones({8, 4, 16}, at::kDouble), mesh, {Partial()});
-    EXPECT_TRUE(at::equal(full_tensor(at::bmm(y, z.transpose(1, 2))),
-                          at::full({8, 4, 4}, 16, at::kDouble)));
+    const Tensor y = testing::scattered(whole, mesh, {Partial()});
+    const Tensor z = testing::scattered(whole, mesh, {Partial()}).transpose(1, 2);
+    const Tensor product = at::bmm(y, z);
+    EXPECT_EQ(layout_of(product), Layout({Partial()}));
+    EXPECT_TRUE(at::allclose(full_tensor(product), full_tensor(gram)));
   });
 }
 
@@ -402,8 +404,22 @@ TEST(StrategyCostTest, ConvolutionsTakeChannelsInStrides) {
                                  distribute_tensor(plain_w, mesh, Placements{in}),
                                  distribute_tensor(plain_w.cos(), mesh, Placements{in})};
       for (Tensor& t : got) t.requires_grad_();
-      const CommTrace trace(mesh);
+      CommTrace trace(mesh);
       ASSERT_EQ(layout_of(at::cat({got[0], got[1]}, 1)), Layout({strided}));
+      const Tensor strided_result =
+          distribute_tensor(plain_w, mesh, Placements{strided.with_dim(transposed ? 1 : 0)})
+              .requires_grad_();
+      const auto all = [&](const Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
+      const Tensor x0 = all(half), x1 = all(other);
+      trace.clear();
+      const Tensor z = run(x0, x1, strided_result, got[3]);
+      EXPECT_EQ(layout_of(z), Layout({Partial()}));
+      z.square().sum().backward();
+      EXPECT_EQ(trace.events().size(), 1u) << trace.to_string();  // z is reduced
+      EXPECT_TRUE(at::allclose(full_tensor(strided_result.grad()), want[2].grad()));
+      EXPECT_TRUE(at::allclose(full_tensor(got[3].grad()), want[3].grad()));
+      got[3].mutable_grad() = Tensor();
+      trace.clear();
       const Tensor y = run(got[0], got[1], got[2], got[3]);
       // The first gives a sum, of which the second wants a part of the channels.
       EXPECT_LE(trace.events().size(), 1u) << trace.to_string();

@@ -38,6 +38,22 @@ struct RememberedForm {
   SpecRef spec;         // and as it was brought
   at::Tensor local;
 };
+// Bytes that a counter counts for as long as this is there.
+class CountedBytes {
+ public:
+  CountedBytes(int64_t& total, const at::Tensor& tensor)
+      : counted_(&total, Uncount{static_cast<int64_t>(tensor.nbytes())}) {
+    total += static_cast<int64_t>(tensor.nbytes());
+  }
+
+ private:
+  struct Uncount {
+    int64_t bytes;
+    void operator()(int64_t* total) const { *total -= bytes; }
+  };
+  std::unique_ptr<int64_t, Uncount> counted_;
+};
+
 struct Remembered {
   Remembered(Place place_in, const at::Tensor& source, RememberedForm form_in,
              uint64_t generation_in, int64_t& bytes)
@@ -46,9 +62,7 @@ struct Remembered {
         version(versions.current_version()),
         form(std::move(form_in)),
         generation(generation_in),
-        counted(&bytes, Uncount{static_cast<int64_t>(form.local.nbytes())}) {
-    bytes += static_cast<int64_t>(form.local.nbytes());
-  }
+        counted(bytes, form.local) {}
 
   // With the generation of the mesh now.
   bool is_current(uint64_t now) const {
@@ -63,15 +77,10 @@ struct Remembered {
   // anybody could tell from its absence, so that a rank alone may ask.
   mutable std::vector<RememberedForm> permuted;
   uint64_t generation;  // of the mesh (mesh_context.h), then
-
- private:
-  struct Uncount {
-    int64_t bytes;
-    void operator()(int64_t* total) const { *total -= bytes; }
-  };
-  std::unique_ptr<int64_t, Uncount> counted;
+  CountedBytes counted;
 };
 
+struct Multiple;        // multiple.h
 struct ForwardLayouts;  // forward_plan.h
 struct SharedInput;     // forward_plan.h
 struct PlanOrigin;      // members.h
@@ -91,8 +100,15 @@ struct ViewFamily {
   std::shared_ptr<const ForwardLayouts> forward;  // what a plan says of its module (forward_plan.h)
   std::shared_ptr<const Resting> resting;         // null: no unit has the parameter
   std::vector<Remembered> remembered;
+  std::shared_ptr<const Multiple> multiple;  // null: none of a sum's
   // A rank that alone takes a view may have more: they are compared for equality.
   int64_t memories = 1;
+
+  // Other values from here on.
+  void forget() {
+    remembered.clear();
+    multiple.reset();
+  }
 
   // For a member that has its elements with none of those so far, as far as anybody knows.
   Place new_place() { return {memories++}; }
@@ -122,7 +138,7 @@ struct DTensorMeta final : c10::BackendMeta {
     part = LocalPart(std::move(local));
     if (family == nullptr) return;
     place = family->new_place();
-    family->remembered.clear();
+    family->forget();
   }
 
   // Sets where the value comes from.

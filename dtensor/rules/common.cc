@@ -10,6 +10,7 @@
 #include "shardweave/dtensor/engine/adopt.h"
 #include "shardweave/dtensor/engine/arguments.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/multiple.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/remembered.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
@@ -351,12 +352,20 @@ at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const L
     }
     ++context.observation.counters.implicit_redistributions;
   }
-  const at::Tensor result =
-      redistributed(from, layout, {.name = op.operator_name().name, .argument = argument});
+  const auto bring = [&](const at::Tensor& it) {
+    return redistributed(it, layout, {.name = op.operator_name().name, .argument = argument});
+  };
   const CutOrigins origins = origins_of(tensor.unsafeGetTensorImpl());
-  if (!plan->is_local && is_kept(worth_remembering(meta.spec->layout, origins, layout))) {
-    remember(meta, std::move(target), meta_of(result).local());
+  const bool is_shared =
+      !plan->is_local && is_kept(worth_remembering(meta.spec->layout, origins, layout));
+  if (auto multiple = is_shared && from.is_same(tensor) ? multiple_of(meta) : nullptr) {
+    at::Tensor local = bring_by_sum(meta, std::move(multiple), target, [&](const at::Tensor& sum) {
+      return meta_of(bring(wrap(sum, meta.spec, meta.context))).local();
+    });
+    return wrap(std::move(local), std::move(target), meta.context);
   }
+  const at::Tensor result = bring(from);
+  if (is_shared) remember(meta, std::move(target), meta_of(result).local());
   return result;
 }
 
@@ -366,19 +375,6 @@ at::Tensor move_input(const c10::OperatorHandle& op, const at::Tensor& tensor, c
                       std::string_view argument) {
   if (!is_dtensor(tensor)) return tensor;  // adopted by the next operator
   return move(op, tensor, layout, argument, *meta_of(tensor).spec, /*is_argument=*/true);
-}
-
-at::Tensor with_values(const c10::OperatorHandle& op, const at::Tensor& tensor,
-                       std::string_view argument) {
-  if (!is_dtensor(tensor)) return tensor;
-  const Layout& layout = layout_of(tensor);
-  if (!layout.has_partial()) return tensor;
-  Placements placements = layout.placements();
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return move_input(
-      op, tensor, value_or_throw(Layout::create(std::move(placements), layout.order())), argument);
 }
 
 at::Tensor reduce_over_ranks(const c10::OperatorHandle& op, const at::Tensor& like,

@@ -150,9 +150,6 @@ void decomposed(const c10::OperatorHandle& op, c10::Stack& stack);
 // operator like that of a rule, which counts as implicit and which the strict scope refuses.
 at::Tensor move_input(const c10::OperatorHandle& op, const at::Tensor& tensor, const Layout& layout,
                       std::string_view argument);
-// The same without Partials, for what is no function of a sum's parts.
-at::Tensor with_values(const c10::OperatorHandle& op, const at::Tensor& tensor,
-                       std::string_view argument);
 // The reduction, in one collective, of what the ranks of the mesh of `like` have worked out from
 // their parts: `local` is this rank's part of a contiguous tensor of global `sizes` that lies as
 // `placements` say (cut in the order of `like`). What is Partial there is Replicate in the result.

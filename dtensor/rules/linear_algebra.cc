@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "c10/core/Contiguity.h"
+#include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
 

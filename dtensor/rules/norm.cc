@@ -15,6 +15,7 @@
 #include "ATen/ops/zeros_like.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
@@ -330,6 +331,11 @@ bool is_training(const Arguments& args) {
 
 bool is_training_backward(const Arguments& args) {
   return args["train"].toBool();
+}
+
+// Without Partials: the statistics are of the values.
+at::Tensor with_values(const c10::OperatorHandle& op, const at::Tensor& tensor, const char* name) {
+  return move_input(op, tensor, gradient_layout(layout_of(tensor)), name);
 }
 
 // How [2, channels] of a tensor lies of which each rank has summed its part.

@@ -9,6 +9,8 @@
 #include "ATen/ops/sum.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/engine/redistribute.h"
+#include "shardweave/dtensor/engine/remembered.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"
 #include "shardweave/dtensor/rules/common.h"
 #include "shardweave/dtensor/rules/families.h"
@@ -33,16 +35,28 @@ void safe_softmax_shape(OpCall& call) {
 
 // --- lines that are cut --------------------------------------------------------------------------
 
-// Whether a line of `tensor` lies on several ranks. (What it is a sum of along other mesh dimensions is
-// reduced before: a maximum is one of values.)
+// A maximum is one of values: a sum is taken as it has been reduced (remembered.h), if it has.
+const Layout& reduced_layout(const DTensorMeta& meta) {
+  const Layout& layout = meta.spec->layout;
+  if (!layout.has_partial()) return layout;
+  const RememberedForm* kept = remembered_form(meta, /*for_view=*/false);
+  return kept == nullptr || kept->spec->layout.has_partial() ? layout : kept->spec->layout;
+}
+at::Tensor reduced(const c10::OperatorHandle& op, const at::Tensor& tensor,
+                   std::string_view argument) {
+  return move_input(op, tensor, gradient_layout(reduced_layout(meta_of(tensor))), argument);
+}
+
+// Whether a line of `tensor` lies on several ranks.
 bool cuts_lines(const at::Tensor& tensor, int64_t dim) {
   if (!is_dtensor(tensor)) return false;
   const DTensorMeta& meta = meta_of(tensor);
   const Spec& spec = *meta.spec;
   const int64_t along = dim < 0 ? dim + spec.ndim() : dim;
   if (spec.numel() == 0 || !c10::isFloatingType(spec.dtype)) return false;
-  for (int m = 0; m < spec.layout.mesh_ndim(); ++m) {
-    if (spec.layout[m].is_shard(static_cast<int>(along)) && meta.context->mesh().size(m) > 1) {
+  const Layout& layout = reduced_layout(meta);
+  for (int m = 0; m < layout.mesh_ndim(); ++m) {
+    if (layout[m].is_shard(static_cast<int>(along)) && meta.context->mesh().size(m) > 1) {
       return true;
     }
   }
@@ -119,7 +133,7 @@ enum class Form : uint8_t { kSoftmax, kLogSoftmax, kSafeSoftmax };
 template <Form form>
 void softmax_of_cut_lines(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
-  const at::Tensor self = with_values(op, call.tensor("self"), "self");
+  const at::Tensor self = reduced(op, call.tensor("self"), "self");
   const CutLines lines(op, self, call["dim"].toInt());
   at::ScalarType dtype = self.scalar_type();
   if (call.flag("half_to_float")) dtype = at::kFloat;
@@ -146,7 +160,7 @@ void softmax_of_cut_lines(const c10::OperatorHandle& op, c10::Stack& stack) {
 template <Form form>
 void softmax_backward_of_cut_lines(const c10::OperatorHandle& op, c10::Stack& stack) {
   BoxedCall call(op, stack);
-  const at::Tensor output = with_values(op, call.tensor("output"), "output");
+  const at::Tensor output = reduced(op, call.tensor("output"), "output");
   const at::Tensor grad =
       move_input(op, call.tensor("grad_output"), layout_of(output), "grad_output");
   const CutLines lines(op, output, call["dim"].toInt());
