@@ -1,10 +1,15 @@
 // Backends of third parties: a comm/ Backend over a table of C functions.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <exception>
+#include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -106,14 +111,40 @@ class TableBackend : public Backend {
     c.tag = tag.c_str();
     c.fingerprint = call.fingerprint;
     c.coalesced = call.group;
-    uint64_t ticket = SWV_TICKET_DONE;
+    uint64_t ticket = table_.wait == nullptr ? SWV_TICKET_DONE : kNoTicket;
     absl::Status status = take(table_.start(table_.self, &c, &ticket));
     if (!status.ok()) return status;
+    if (ticket == kNoTicket) {
+      return absl::InternalError(str_cat("backend ", name_, ": start() of ", to_string(call.op),
+                                         " succeeded, and gave no out_ticket"));
+    }
     if (ticket != SWV_TICKET_DONE && table_.wait == nullptr) {
       return absl::InternalError(
           str_cat("backend ", name_, ": start() gave ticket ", ticket, ", but there is no wait()"));
     }
+    if (ticket != SWV_TICKET_DONE && device().type != DeviceType::kCpu) {
+      const std::lock_guard lock(mutex_);
+      under_way_[ticket] = call.deadline;
+    }
     return ticket;
+  }
+
+  // By the table's own word; drop() may then wait for what is under way.
+  absl::Status leave() override {
+    if (aborted_.load()) return absl::AbortedError("this rank has left the group");
+    const std::lock_guard lock(mutex_);
+    const Deadline limit = std::chrono::steady_clock::now() + kGrace;
+    for (const auto& [ticket, deadline] : under_way_) {
+      while (!done(ticket)) {
+        if (std::chrono::steady_clock::now() >= std::min(deadline, limit)) {
+          const absl::Status left = absl::AbortedError("this rank has left the group");
+          abort(left);
+          return left;
+        }
+        std::this_thread::sleep_for(kLookEvery);
+      }
+    }
+    return absl::OkStatus();
   }
 
   bool done(Ticket ticket) override {
@@ -122,7 +153,12 @@ class TableBackend : public Backend {
 
   absl::Status wait(Ticket ticket, Deadline deadline) override {
     if (table_.wait == nullptr) return absl::OkStatus();
-    return take(table_.wait(table_.self, ticket, timeout_ms(deadline)));
+    absl::Status status = take(table_.wait(table_.self, ticket, timeout_ms(deadline)));
+    if (status.ok() && device().type != DeviceType::kCpu) {
+      const std::lock_guard lock(mutex_);
+      under_way_.erase(ticket);
+    }
+    return status;
   }
 
   absl::Status wait_on(Ticket ticket, DeviceStream stream) override {
@@ -172,6 +208,7 @@ class TableBackend : public Backend {
   }
 
   void abort(const absl::Status& reason) override {
+    aborted_.store(true);
     const std::string message(reason.message());
     table_.abort(table_.self, static_cast<swv_code>(reason.code()), message.c_str());
   }
@@ -182,8 +219,16 @@ class TableBackend : public Backend {
     return {DeviceType::kCuda, table_.device.index};
   }
 
+  static constexpr Ticket kNoTicket = std::numeric_limits<Ticket>::max();
+  // For what is under way to end when the group is left.
+  static constexpr auto kGrace = std::chrono::seconds(5);
+  static constexpr auto kLookEvery = std::chrono::milliseconds(1);
+
   const swv_backend table_;
   const std::string name_;
+  std::atomic<bool> aborted_{false};
+  std::mutex mutex_;
+  std::map<Ticket, Deadline> under_way_;  // of a device; guarded by mutex_
 };
 
 // What every table has. Returns its name.
@@ -208,10 +253,16 @@ std::unique_ptr<Backend> connect_rank(const swv_device_backend& maker, const Gro
                                       Deadline deadline) {
   const Members members(group);
   const Owned<swv_comm> comm(make<swv_comm>(bootstrap));
-  swv_backend table = SWV_BACKEND_INIT;
+  const swv_backend known = SWV_BACKEND_INIT;
+  swv_backend table = known;
   throw_if_failed(maker.connect(maker.self, &members.c, comm.get(), timeout_ms(deadline), &table),
                   "swv_device_backend.connect");
   Self self{&table};
+  if (table.struct_size != known.struct_size) {
+    fail_argument("out_backend.struct_size",
+                  str_cat("is ", table.struct_size, "; wanted ", known.struct_size,
+                          ", as it was given: members are set, or copied from SWV_BACKEND_INIT"));
+  }
   std::string name = check_table(table, "out_backend");
   if (comm_device(table.device, "out_backend.device").type == DeviceType::kCpu) {
     fail_argument("out_backend.device", "is the CPU; wanted this rank's GPU");

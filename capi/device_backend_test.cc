@@ -1,5 +1,6 @@
 // Memory of GPUs in C: a device's backend that is a table of C functions, streams of operations, and
 // what goes wrong. The GPUs are those of the fake (comm/nccl/testing).
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <deque>
@@ -112,11 +113,12 @@ struct Rank {
 // Ranks that are threads join over Gloo, each with a table of its own. What each got for joining;
 // `body` runs where that went well.
 std::vector<Answer> join(int num_ranks, NcclTables& tables,
-                         const std::function<void(const Rank&)>& body) {
+                         const std::function<void(const Rank&)>& body,
+                         const FakeGpuScript& faults = {.operation_milliseconds = 20}) {
   static int runs = 0;
   const std::string file =
       std::string(std::getenv("TEST_TMPDIR")) + "/store" + std::to_string(++runs);
-  fake_gpu_of_tests().reset({.operation_milliseconds = 20});
+  fake_gpu_of_tests().reset(faults);
   std::vector<Answer> answers(num_ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -267,6 +269,147 @@ TEST(DeviceBackendTest, WrongStreamsAndDevices) {
   });
 }
 
+// --- what goes wrong later -----------------------------------------------------------------------
+
+// All ranks join; rank 1's table is spoiled.
+void join_spoiled(void (*spoil)(swv_backend& table), const std::function<void(const Rank&)>& body,
+                  const FakeGpuScript& faults = {.operation_milliseconds = 20}) {
+  NcclTables tables;
+  tables.spoil = spoil;
+  for (const Answer& answer : join(2, tables, body, faults)) {
+    EXPECT_EQ(answer.code, SWV_CODE_OK) << answer.message;
+  }
+  EXPECT_EQ(tables.dropped, tables.connected);
+  EXPECT_EQ(tables.outlived, 0);
+}
+
+// Until it is done, or `timeout` has passed.
+Answer sum_until(const Rank& r, const swv_buffer& x, int64_t timeout_ms,
+                 swv_work** work = nullptr) {
+  swv_collective c = SWV_COLLECTIVE_INIT;
+  c.kind = SWV_COLLECTIVE_ALL_REDUCE;
+  c.in = c.out = &x;
+  c.timeout_ms = timeout_ms;
+  return taken(swv_comm_start(r.comm, &c, work));
+}
+
+TEST(DeviceBackendTest, AStartThatGivesNoTicket) {
+  join_spoiled(
+      [](swv_backend& t) {
+        t.start = [](void*, const swv_backend_call*, uint64_t*) -> swv_status* { return nullptr; };
+      },
+      [](const Rank& r) {
+        const Answer answer = sum_until(r, r.put({1}, r.device->make_stream()), 5000);
+        EXPECT_NE(answer.code, SWV_CODE_OK);
+        EXPECT_THAT(answer.message, HasSubstr("gave no out_ticket"));
+      });
+}
+
+// What a stream has to do never ends, and what goes through the host waits for it.
+std::atomic<bool> is_aborted;
+void (*abort_of_table)(void*, swv_code, const char*);
+swv_status* until_aborted() {
+  while (!is_aborted) std::this_thread::yield();
+  return swv_status_new(SWV_CODE_ABORTED, "the copy was aborted");
+}
+void spoil_abort(swv_backend& t) {
+  is_aborted = false;
+  abort_of_table = t.abort;
+  t.abort = [](void* self, swv_code code, const char* reason) {
+    is_aborted = true;
+    abort_of_table(self, code, reason);
+  };
+}
+
+TEST(DeviceBackendTest, WhatGoesThroughTheHostHasADeadlineToo) {
+  void (*const kSpoils[])(swv_backend&) = {
+      [](swv_backend& t) {
+        spoil_abort(t);
+        t.copy_to_host = [](void*, void*, const swv_buffer*) { return until_aborted(); };
+      },
+      [](swv_backend& t) {
+        spoil_abort(t);
+        t.copy_to_device = [](void*, const swv_buffer*, const void*) { return until_aborted(); };
+      }};
+  for (const auto spoil : kSpoils) {
+    join_spoiled(spoil, [&](const Rank& r) {
+      swv_buffer x = r.put({1}, r.device->make_stream());
+      x.dtype = SWV_DTYPE_I16;  // which NCCL does not add
+      x.count = 2;
+      const Answer answer = sum_until(r, x, 500);
+      if (r.rank == 1) {
+        EXPECT_EQ(answer.code, SWV_CODE_DEADLINE_EXCEEDED) << answer.message;
+        EXPECT_THAT(answer.message, HasSubstr("the host by way of its stream"));
+        EXPECT_THAT(answer.message, HasSubstr("all_reduce(i16[2], sum)"));
+      } else if (spoil == kSpoils[0]) {
+        EXPECT_NE(answer.code, SWV_CODE_OK);
+      }
+      // The group is broken on both.
+      EXPECT_NE(sum_until(r, x, 5000).code, SWV_CODE_OK);
+    });
+  }
+}
+
+// As a vendor's start() may do that waits for the others.
+TEST(DeviceBackendTest, AStartThatDoesNotReturnIsAborted) {
+  join_spoiled(
+      [](swv_backend& t) {
+        spoil_abort(t);
+        t.start = [](void*, const swv_backend_call*, uint64_t*) { return until_aborted(); };
+      },
+      [](const Rank& r) {
+        const swv_buffer x = r.put({1}, r.device->make_stream());
+        const Answer answer = sum_until(r, x, 500);
+        EXPECT_NE(answer.code, SWV_CODE_OK) << answer.message;
+        if (r.rank == 0) return;
+        EXPECT_THAT(answer.message, HasSubstr("all_reduce(f32[1], sum)"));
+      });
+}
+
+// Leaving ends what can end, and gives the rest up: a drop that waits does not wait for ever.
+TEST(DeviceBackendTest, WhoLeavesWithOperationsUnderWay) {
+  static void (*drop)(void*);
+  join_spoiled(
+      [](swv_backend& t) {
+        spoil_abort(t);
+        drop = t.drop;
+        t.done = [](void*, uint64_t) -> swv_bool { return is_aborted; };
+        t.drop = [](void* self) {
+          swv_status_free(until_aborted());
+          drop(self);
+        };
+      },
+      [](const Rank& r) {
+        const swv_buffer x = r.put({1}, r.device->make_stream());
+        swv_work* work = nullptr;
+        EXPECT_EQ(sum_until(r, x, 500, &work).code, SWV_CODE_OK);
+        swv_work_free(work);
+      });
+  EXPECT_TRUE(is_aborted);
+}
+
+// What only a stream waits for.
+TEST(DeviceBackendTest, AGroupSaysThatItIsBrokenThoughNobodyHasWaited) {
+  join_spoiled(nullptr,
+               [](const Rank& r) {
+                 const DeviceStream s = r.device->make_stream();
+                 const swv_buffer x = r.put({1}, s);
+                 swv_work* work = nullptr;
+                 EXPECT_EQ(sum_until(r, x, 300, &work).code, SWV_CODE_OK);
+                 taken(swv_work_wait_on(work, s.handle));
+                 Answer health;
+                 const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+                 while (health.code == SWV_CODE_OK && std::chrono::steady_clock::now() < limit) {
+                   std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                   health = taken(swv_comm_health(r.comm));
+                 }
+                 EXPECT_NE(health.code, SWV_CODE_OK);
+                 EXPECT_THAT(health.message, HasSubstr("all_reduce(f32[1], sum)"));
+                 swv_work_free(work);
+               },
+               {.faulty_device = 0, .hanging_operation = 1});
+}
+
 // --- what goes wrong while a world is made -------------------------------------------------------
 
 // The others hear of what rank 1 says; all that was taken over is dropped.
@@ -294,6 +437,8 @@ TEST(DeviceBackendTest, TablesThatAreNone) {
       {[](swv_backend& t) { t.end_coalescing = nullptr; }, "wanted both or none"},
       {[](swv_backend& t) { t.wait = nullptr; }, "argument 'out_backend.wait' is NULL"},
       {[](swv_backend& t) { t.done = nullptr; }, "argument 'out_backend.done' is NULL"},
+      {[](swv_backend& t) { t.struct_size = 0; }, "'out_backend.struct_size' is 0; wanted"},
+      {[](swv_backend& t) { t.struct_size += 8; }, "as it was given"},
   };
   for (const auto& spoiled : kSpoiled) {
     SCOPED_TRACE(spoiled.message);

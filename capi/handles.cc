@@ -105,8 +105,9 @@ c10::Device device(const swv_device& device, const char* argument) {
   }
   if (device.type != SWV_DEVICE_CUDA || device.index < 0 ||
       device.index > std::numeric_limits<c10::DeviceIndex>::max()) {
-    fail_argument(argument, str_cat("is device type ", device.type, ", index ", device.index,
-                                    "; wanted SWV_DEVICE_CPU or SWV_DEVICE_CUDA"));
+    fail_argument(argument,
+                  str_cat("is device type ", device.type, ", index ", device.index,
+                          "; wanted SWV_DEVICE_CPU, or SWV_DEVICE_CUDA with the index of a GPU"));
   }
   return {at::kCUDA, static_cast<c10::DeviceIndex>(device.index)};
 }

@@ -477,7 +477,8 @@ typedef struct swv_collective {
 SWV_API SWV_MUST_USE swv_status* swv_comm_start(swv_comm* comm, const swv_collective* collective,
                                                 swv_work** out_work);
 
-/* Never blocks. */
+/* Does not wait for other ranks. Of a GPU's memory that goes by way of the host, what has come is copied
+ * back here, after what its stream has to do before; anything else never blocks. */
 SWV_API SWV_MUST_USE swv_status* swv_work_is_done(const swv_work* work, swv_bool* out_is_done);
 /* Until done or the operation's deadline. Any number of times, from any thread. */
 SWV_API SWV_MUST_USE swv_status* swv_work_wait(const swv_work* work);
@@ -532,13 +533,15 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_subgroup(swv_comm* comm, const int32_t
                                                    swv_comm** out_comm);
 /* As swv_world_abort, for this group and those made from it. Any thread. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_abort(swv_comm* comm, const char* reason);
-/* Success, or the error that broke the group. */
+/* Success, or the error that broke the group, as far as this rank knows. Any thread. */
 SWV_API SWV_MUST_USE swv_status* swv_comm_health(const swv_comm* comm);
 
 /* ---- Backends of third parties ----------------------------------------------------------------
- * A table of functions moves the bytes of one group. Those for send and recv are enough: the
- * library builds the other collectives from them. start, subgroup and drop are called by one thread
- * at a time, done, wait and abort by any thread at any time.
+ * A table of functions moves the bytes of one group. Of the CPU's memory those for send and recv are
+ * enough: the library builds the other collectives from them. start, subgroup and drop are called by
+ * one thread at a time, done, wait and abort by any thread at any time: a ticket may be waited for by
+ * several threads, again after an error, and not at all. After a wait() that succeeded nobody asks
+ * for it again but those who have begun to.
  * start() gets calls that are valid: counts fit each other and the group, pointers are not NULL
  * where there is something to move, in and out have one dtype, what a rank does not have (the out
  * of a gather elsewhere than on the root) has count 0, a broadcast has the same memory as in and
@@ -552,8 +555,11 @@ SWV_API SWV_MUST_USE swv_status* swv_comm_health(const swv_comm* comm);
  * ranks meet in the middle of its work, where one that is missing, or has called something else, is
  * seen by nobody. So the library has the ranks tell each other what they call, over the CPU's backend,
  * beside the operation: the table compares nothing, and gets abort() when one of them is wrong or late.
+ * A thread of the library looks for that, by done(), every 10 ms while something is under way.
  * What the table does not implement, or cannot reduce, goes through memory of the host and the CPU's
- * backend (copy_to_host, copy_to_device). */
+ * backend (copy_to_host, copy_to_device), send and recv or not: right, but slow, and who issues it waits
+ * for its stream. Before drop(), the library waits for what is under way, by done(), for 5 seconds at
+ * most; what has not ended then gets abort(), of which the other ranks hear. */
 
 /* One rank's part in one operation, validated. What it points to lives during start(), the memory
  * of in and out until the operation is done. */
@@ -588,7 +594,8 @@ typedef struct swv_group {
 } swv_group;
 #define SWV_GROUP_INIT {SWV_SIZE_TO(swv_group, world_ranks), NULL, 0, 1, NULL}
 
-/* out_ticket value of an operation that start() has finished. */
+/* out_ticket value of an operation that start() has finished. A start() that succeeds always sets
+ * out_ticket, but where there is no wait(). */
 #define SWV_TICKET_DONE ((uint64_t)0)
 
 typedef struct swv_backend {
@@ -606,9 +613,11 @@ typedef struct swv_backend {
    * has. */
   swv_status* (*subgroup)(void* self, const swv_group* group, const int32_t* members,
                           size_t num_members, const char* key, int64_t timeout_ms, void** out_self);
-  /* Pending and later operations fail, on all ranks where possible. */
+  /* Pending and later operations fail, on all ranks where possible, and so do copies: whoever waits in a
+   * function of the table returns. */
   void (*abort)(void* self, swv_code code, const char* reason);
-  /* Once for each self, its own and those of subgroups. */
+  /* Once for each self, its own and those of subgroups. What is under way on the CPU's memory is given
+   * up. Must not wait for other ranks; may be NULL. */
   void (*drop)(void* self);
   /* The memory that it moves: the CPU's, or, of a swv_device_backend, that of this GPU. */
   swv_device device;
@@ -653,13 +662,13 @@ typedef struct swv_device_backend {
   size_t struct_size;
   void* self; /* first argument of the functions */
   /* Fills *out_backend, an SWV_BACKEND_INIT, as far as its struct_size goes: its device is this rank's
-   * GPU, and it has wait and done. `bootstrap` has the group's ranks and is for this table alone: what brings them together goes over it. It is borrowed;
-   * to keep it, swv_comm_share. All ranks of the group call this at once. An error on one of them is
+   * GPU, and it has wait and done. `bootstrap` has the group's ranks and is for this table alone: what
+   * brings them together goes over it. It is borrowed; to keep it, swv_comm_share. All ranks of the group call this at once. An error on one of them is
    * an error on all: the library aborts `bootstrap`. */
   swv_status* (*connect)(void* self, const swv_group* group, swv_comm* bootstrap,
                          int64_t timeout_ms, swv_backend* out_backend);
   /* When no group needs it any more, from whatever thread ends the last. Once, also if the world is
-   * not made. */
+   * not made. May be NULL. */
   void (*drop)(void* self);
 } swv_device_backend;
 #define SWV_DEVICE_BACKEND_INIT {SWV_SIZE_TO(swv_device_backend, drop), NULL, NULL, NULL}

@@ -206,6 +206,11 @@ class Backend {
                                                             std::string_view key,
                                                             Deadline deadline);
 
+  // Before the end of a device's backend, by which its memory may be all that a program waits for: what
+  // is under way on the device ends, for a few seconds at most; what does not is given up, which is
+  // the error. Nothing is started any more.
+  virtual absl::Status leave() { return absl::OkStatus(); }
+
   // Makes pending and later operations fail, here and, where it can, on all ranks of this group.
   // Called with what went wrong; once, and also after an error that this backend itself has
   // returned.

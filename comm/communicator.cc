@@ -505,7 +505,7 @@ absl::Status Communicator::wait_on(const Token& token, DeviceStream stream) {
 
 // 3. Errors.
 
-absl::Status Communicator::fail(const absl::Status& error) {
+absl::Status Communicator::fail(const absl::Status& error) const {
   {
     std::lock_guard lock(mutex_);
     if (!first_error_.ok()) return first_error_;
@@ -516,9 +516,14 @@ absl::Status Communicator::fail(const absl::Status& error) {
   return error;
 }
 
+// What the backend has found out while nobody waited, too.
 absl::Status Communicator::health() const {
-  std::lock_guard lock(mutex_);
-  return first_error_;
+  {
+    std::lock_guard lock(mutex_);
+    if (!first_error_.ok()) return first_error_;
+  }
+  const absl::Status status = backend_->health();
+  return status.ok() ? status : fail(status);
 }
 
 // Children first: what is on the device here may wait there for one of theirs, and a backend's abort

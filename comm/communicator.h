@@ -166,7 +166,7 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   // Breaks this communicator, and those made from it, on all ranks where the backend can: pending
   // and later operations fail with Aborted and a message that names this rank and `reason`.
   void abort(const absl::Status& reason);
-  // OK, or the error that broke this communicator, as far as this rank knows.
+  // OK, or the error that broke this communicator, as far as this rank knows. Any thread.
   absl::Status health() const;
 
   // Whether a Coalescing collects this communicator's operations.
@@ -197,7 +197,7 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   // Gives `work` to the Coalescing, if there is one, too.
   Work collect(Work work);
   // Breaks the communicator, unless it is broken; returns the first error.
-  absl::Status fail(const absl::Status& error);
+  absl::Status fail(const absl::Status& error) const;
 
   const std::unique_ptr<Backend> backend_;
   const std::shared_ptr<FlightRecorder> recorder_;
@@ -214,9 +214,9 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   std::vector<Kept> kept_;  // of operations that were not done when last looked at
   absl::flat_hash_map<std::string, int> subgroups_made_;  // by members and name
 
-  std::atomic<bool> broken_{false};
+  mutable std::atomic<bool> broken_{false};
   mutable std::mutex mutex_;
-  absl::Status first_error_;                           // guarded by mutex_, as are
+  mutable absl::Status first_error_;                   // guarded by mutex_, as are
   std::vector<std::weak_ptr<Communicator>> children_;  // those made from this one
 };
 

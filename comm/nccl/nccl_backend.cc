@@ -44,9 +44,24 @@ class NcclBackend : public Backend {
     queues_.push_back(std::make_unique<Queue>(library_, std::move(connection.lane), this->group()));
   }
 
-  // What is on the device may be all that a program waits for: without a failure it comes to its end,
-  // in the time it has. What NCCL has not taken is given up.
   ~NcclBackend() override {
+    leave().IgnoreError();
+    const std::lock_guard lock(mutex_);
+    const CurrentDevice on(*library_, device_);
+    const Deadline limit = Clock::now() + kGrace;
+    for (const std::unique_ptr<Queue>& queue : queues_) queue->lane().close(limit);
+    drain(limit);
+    for (const auto& [ticket, operation] : operations_) {
+      if (operation.end != nullptr) library_->cudaEventDestroy(operation.end);
+    }
+    for (const ToSelf& message : to_self_) library_->cudaEventDestroy(message.ready);
+    for (CudaEvent event : free_events_) library_->cudaEventDestroy(event);
+    queues_.clear();
+    lane_to_self_.reset();
+  }
+
+  // What NCCL has not taken is given up.
+  absl::Status leave() override {
     std::unique_lock lock(mutex_);
     const CurrentDevice on(*library_, device_);
     const Deadline limit = Clock::now() + kGrace;
@@ -65,19 +80,10 @@ class NcclBackend : public Backend {
           return operation.second.captured_on == nullptr &&
                  library_->cudaEventQuery(operation.second.end) != kCudaSuccess;
         });
-    if (is_pending) {
-      reason_->set(absl::AbortedError("this rank has left the group"));
-      abort_all(lock);
-    }
-    for (const std::unique_ptr<Queue>& queue : queues_) queue->lane().close(limit);
-    drain(limit);
-    for (const auto& [ticket, operation] : operations_) {
-      if (operation.end != nullptr) library_->cudaEventDestroy(operation.end);
-    }
-    for (const ToSelf& message : to_self_) library_->cudaEventDestroy(message.ready);
-    for (CudaEvent event : free_events_) library_->cudaEventDestroy(event);
-    queues_.clear();
-    lane_to_self_.reset();
+    if (!is_pending) return absl::OkStatus();
+    reason_->set(absl::AbortedError("this rank has left the group"));
+    abort_all(lock);
+    return reason_->get();
   }
 
   std::string_view name() const override { return "nccl"; }

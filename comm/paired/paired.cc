@@ -4,6 +4,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
+#include <list>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -26,6 +28,9 @@ using Clock = std::chrono::steady_clock;
 // Of what ranks tell each other about sends and recvs of the device. Users' message tags are 0 or
 // more, those of composed collectives -1.
 constexpr int kMessageTag = -2;
+
+// A backend whose start() ends by itself at the deadline has better words for it.
+constexpr auto kStartsLate = std::chrono::milliseconds(500);
 
 // What a rank tells another one of an operation.
 struct Word {
@@ -50,11 +55,18 @@ class HostCopy {
 
 // An operation on a device's memory that runs on copies, and what is done at its end.
 struct ByHost {
-  explicit ByHost(const Call& call)
-      : in(call.in.bytes()), out(call.out.bytes()), wanted(call.out), stream(call.stream) {}
+  ByHost(const Call& call, std::string name_in)
+      : in(call.in.bytes()),
+        out(call.out.bytes()),
+        wanted(call.out),
+        stream(call.stream),
+        deadline(call.deadline),
+        name(std::move(name_in)) {}
   const HostCopy in, out;
   const Buffer wanted;  // of the device
   const DeviceStream stream;
+  const Deadline deadline;
+  const std::string name;
   const void* result = nullptr;
   std::once_flag bring_back;
   absl::Status brought_back;  // after `bring_back`
@@ -77,6 +89,13 @@ class PairedBackend : public Backend {
     }
     wake_.notify_all();
     if (watchdog_.joinable()) watchdog_.join();
+    if (device_->leave().ok()) return;
+    const int64_t world_rank = group().world_ranks[group().rank];
+    control_->abort(of_rank(
+        absl::UnavailableError(str_cat("rank ", group().rank, " of group '", group().name,
+                                       "' (world rank ", world_rank,
+                                       ") has left with operations under way on its device")),
+        world_rank));
   }
 
   std::string_view name() const override { return device_->name(); }
@@ -121,8 +140,11 @@ class PairedBackend : public Backend {
       status.Update(wait_for_control(op, deadline));
     }
     if (op.has_device) {
-      const absl::Status of_device = device_->wait(op.device, deadline);
+      absl::Status of_device = device_->wait(op.device, deadline);
       if (status.ok() && !of_device.ok()) {
+        if (of_device.code() == absl::StatusCode::kDeadlineExceeded) {
+          of_device = retold(of_device, str_cat(of_device.message(), "; all ranks have called it"));
+        }
         status = fail(failure().ok() ? named(op, of_device) : failure());
       }
     }
@@ -214,6 +236,32 @@ class PairedBackend : public Backend {
     std::unique_ptr<ByHost> by_host;  // of an operation of the device that the control group runs
   };
 
+  // A call into the device's backend that may wait for the device. While it does, the watchdog looks at
+  // its deadline: abort() is what ends it.
+  struct Waiting {
+    Deadline deadline;
+    std::function<std::string()> text;  // of the error
+  };
+  class Watched {
+   public:
+    Watched(PairedBackend& backend, Deadline deadline, std::function<std::string()> text)
+        : backend_(backend) {
+      const std::lock_guard lock(backend.mutex_);
+      waiting_ = backend.waiting_.insert(backend.waiting_.end(), {deadline, std::move(text)});
+      backend.watch_out();
+    }
+    ~Watched() {
+      const std::lock_guard lock(backend_.mutex_);
+      backend_.waiting_.erase(waiting_);
+    }
+    Watched(const Watched&) = delete;
+    Watched& operator=(const Watched&) = delete;
+
+   private:
+    PairedBackend& backend_;
+    std::list<Waiting>::iterator waiting_;
+  };
+
   bool is_of_device(Device device) const { return device_->supports(device.type); }
 
   // 1. Starting.
@@ -251,7 +299,15 @@ class PairedBackend : public Backend {
     }
     Call grouped = call;
     grouped.group = op.group;
-    const absl::StatusOr<Ticket> ticket = device_->start(grouped);
+    const absl::StatusOr<Ticket> ticket = [&] {
+      const Watched watched(
+          *this, call.deadline == Deadline::max() ? call.deadline : call.deadline + kStartsLate,
+          [&] {
+            return str_cat(op.name, ", ", to_string(op.signature),
+                           ": start() of the device's backend has not returned by the deadline");
+          });
+      return device_->start(grouped);
+    }();
     if (!ticket.ok()) {
       // What was begun here still writes to this operation's memory.
       const absl::Status status = fail(named(op, ticket.status()));
@@ -280,7 +336,7 @@ class PairedBackend : public Backend {
   // Starts the exchange of what the ranks call.
   absl::Status tell(Operation& op, const Call& call) {
     Call exchange{.sequence = call.sequence, .deadline = call.deadline};
-    const std::string text = to_string(call);
+    const std::string text = str_cat(to_string(call), " of memory of a device");
     exchange.tag = text;
     const Word word{.signature = op.signature, .message_tag = call.message_tag, .group = op.group};
     if (is_point_to_point(call.op)) {
@@ -320,14 +376,18 @@ class PairedBackend : public Backend {
   absl::StatusOr<Ticket> start_by_host(const Call& call) {
     auto operation = std::make_shared<Operation>();
     operation->deadline = call.deadline;
-    operation->by_host = std::make_unique<ByHost>(call);
+    operation->by_host = std::make_unique<ByHost>(
+        call, str_cat(name_call(group(), call), ", ", to_string(call)));
     ByHost& by_host = *operation->by_host;
     Call here = call;
     here.in = {by_host.in.data(), call.in.count, call.in.dtype};
     here.out = {by_host.out.data(), call.out.count, call.out.dtype, {}};
     if (call.op == OpKind::kBroadcast) here.out.data = by_host.in.data();
     by_host.result = here.out.data;
-    absl::Status status = device_->copy_to_host(by_host.in.data(), call.in, call.stream);
+    absl::Status status = [&] {
+      const Watched watched(*this, by_host.deadline, [&] { return not_copied(by_host, "to"); });
+      return device_->copy_to_host(by_host.in.data(), call.in, call.stream);
+    }();
     if (status.ok() && control_->implements(call.op)) {
       const absl::StatusOr<Ticket> ticket = control_->start(here);
       status = ticket.status();
@@ -361,8 +421,8 @@ class PairedBackend : public Backend {
     operation->ticket = ticket;
     operations_.emplace(ticket, std::move(operation));
     if (of_device) {
-      if (!watchdog_.joinable()) watchdog_ = std::thread([this] { watch(); });
-      if (on_device_++ == 0) wake_.notify_all();
+      ++on_device_;
+      watch_out();
     }
     return ticket;
   }
@@ -401,6 +461,8 @@ class PairedBackend : public Backend {
 
   absl::Status bring_back(ByHost& by_host) {
     std::call_once(by_host.bring_back, [&] {
+      const Watched watched(*this, by_host.deadline,
+                            [&] { return not_copied(by_host, "back from"); });
       by_host.brought_back =
           device_->copy_to_device(by_host.wanted, by_host.result, by_host.stream);
     });
@@ -526,20 +588,38 @@ class PairedBackend : public Backend {
     return why;
   }
 
+  static std::string not_copied(const ByHost& by_host, std::string_view where) {
+    return str_cat(
+        by_host.name, ": what goes ", where,
+        " the host by way of its stream has not by the deadline; what the stream had to do "
+        "before has not ended, or the device's backend has not");
+  }
+
   // 4. The watchdog.
+
+  // With mutex_: there is something to look at.
+  void watch_out() {
+    if (!watchdog_.joinable()) watchdog_ = std::thread([this] { watch(); });
+    if (on_device_ + waiting_.size() == 1) wake_.notify_all();
+  }
 
   void watch() {
     std::unique_lock lock(mutex_);
     while (!stopping_ && failure_.ok()) {
-      if (on_device_ == 0) {
+      if (on_device_ == 0 && waiting_.empty()) {
         wake_.wait(lock);
         continue;
+      }
+      std::string late;
+      for (const Waiting& waiting : waiting_) {
+        if (late.empty() && Clock::now() >= waiting.deadline) late = waiting.text();
       }
       std::vector<std::shared_ptr<Operation>> pending;
       for (const auto& [ticket, operation] : operations_) {
         if (operation->has_device) pending.push_back(operation);
       }
       lock.unlock();
+      if (!late.empty()) fail(absl::DeadlineExceededError(late)).IgnoreError();
       // Oldest first: what has gone wrong there is the reason of what comes after.
       std::sort(pending.begin(), pending.end(),
                 [](const auto& a, const auto& b) { return a->ticket < b->ticket; });
@@ -565,8 +645,9 @@ class PairedBackend : public Backend {
   // Guarded by mutex_:
   absl::flat_hash_map<Ticket, std::shared_ptr<Operation>> operations_;
   Ticket last_ticket_ = 0;
-  int on_device_ = 0;  // of operations_
-  int by_host_ = 0;    // of operations_, too
+  size_t on_device_ = 0;  // of operations_
+  int by_host_ = 0;       // of operations_, too
+  std::list<Waiting> waiting_;
   bool coalescing_ = false;
   uint64_t open_group_ = 0;  // that the next collective on the device joins; 0: none
   absl::Status failure_;

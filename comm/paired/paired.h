@@ -18,7 +18,12 @@
 //
 // What the device's backend does not have (a dtype, an operation) goes through memory of the host
 // and the control group: right, but slow. The host waits for the caller's stream when it is issued, and
-// in wait(), wait_on() or done() brings the result back on that stream.
+// in wait(), wait_on() or done() brings the result back on that stream. A stream that does not come to
+// that by the deadline is an error, as any operation is that does not end: the device's backend gets
+// abort(), which has to end its copies.
+//
+// Whoever lets go of the group leaves: what is under way on the device ends, or is given up, and then
+// the others hear of it (Backend::leave()).
 //
 // What is coalesced is told as well (Call::group): ranks that coalesce differently are an error. A wait()
 // or wait_on() in the middle of a Coalescing ends the group so far, so it comes on all ranks alike.
