@@ -309,7 +309,11 @@ TEST(DeviceBackendTest, AStartThatGivesNoTicket) {
 std::atomic<bool> is_aborted;
 void (*abort_of_table)(void*, swv_code, const char*);
 swv_status* until_aborted() {
-  while (!is_aborted) std::this_thread::yield();
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!is_aborted && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(is_aborted) << "nobody has ended what waits";
   return swv_status_new(SWV_CODE_ABORTED, "the copy was aborted");
 }
 void spoil_abort(swv_backend& t) {
