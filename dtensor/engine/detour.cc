@@ -106,7 +106,7 @@ void bring_again(const DTensorMeta& meta, std::string_view op) {
 void sync_written_views(const DTensorMeta& meta, std::string_view op) {
   meta.provenance_writes = ++meta.family->writes;
   meta.family->last_written = meta.provenance;
-  meta.family->forget();
+  meta.family->remembered.clear();
   for (const Detour* d = meta.detour.get(); d != nullptr; d = d->next.get()) {
     const PlanRef plan = plan_along(meta, d->moved_spec, d->base_spec, op);
     d->base.copy_(run_plan(*meta.context, *plan, d->moved, d->base_spec->sizes, {.name = op}));

@@ -664,8 +664,6 @@ class Runner {
     viewed_ = std::move(input);
     DTensorMeta& base = meta_of(viewed_);
     if (base.family == nullptr) base.family = std::make_shared<ViewFamily>();
-    // What autograd keeps as a gradient is detached: it may be kept for long.
-    if (info_.keeps_arg == 0 && !info_.changes_shape) base.family->multiple.reset();
     return base;
   }
 

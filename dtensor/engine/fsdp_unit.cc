@@ -87,7 +87,7 @@ std::shared_ptr<FsdpUnit> FsdpUnit::create(std::string name,
     p.unit = unit.get();
     p.impl = tensor.unsafeGetTensorImpl();
     if (meta.family == nullptr) meta.family = std::make_shared<ViewFamily>();
-    meta.family->forget();
+    meta.family->remembered.clear();
     p.family = meta.family;
     if (is_deferred(tensor)) {
       deferred = true;
@@ -226,7 +226,7 @@ void FsdpUnit::begin_gather() {
   // is sent still is a matter of time, and differs between ranks.
   if (sending_ != nullptr) std::shared_ptr<UnitGradients>(sending_)->give_up();
   for (const Parameter& p : parameters_) {  // made of what was there before
-    if (const auto family = p.family.lock()) family->forget();
+    if (const auto family = p.family.lock()) family->remembered.clear();
   }
   c10::StorageImpl* storage = flat_.storage().unsafeGetStorageImpl();
   if (!is_allocated_) {
@@ -383,7 +383,7 @@ void FsdpUnit::reshard(bool keeps_part) {
   storage->set_nbytes(0);
   // What was brought elsewhere of a whole parameter is as large.
   for (const Parameter& p : parameters_) {
-    if (const auto family = p.family.lock()) family->forget();
+    if (const auto family = p.family.lock()) family->remembered.clear();
   }
 }
 

@@ -23,9 +23,9 @@ bool is_number(const c10::IValue& v) {
   return impl->is_wrapped_number() && !is_dtensor(impl);
 }
 
-bool is_current(const Multiple& multiple, uint64_t generation) {
-  return multiple.generation == generation && multiple.sum.is_current() &&
-         multiple.own.is_current();
+bool is_current(const Multiple& multiple, const DTensorMeta& meta) {
+  return multiple.generation == meta.context->captures.generation &&
+         multiple.sum.is_current(*multiple.family) && multiple.own.is_current(*meta.family);
 }
 
 }  // namespace
@@ -66,20 +66,19 @@ void note_multiple(const DTensorMeta& sum, DTensorMeta& result, Multiple::Factor
   if (result.family == nullptr) result.family = std::make_shared<ViewFamily>();
   UnwrittenPart part = first != nullptr ? first->sum : UnwrittenPart(sum);
   CountedBytes counted(sum.context->observation.counters.remembered_bytes, part.local);
-  result.family->multiple = std::make_shared<const Multiple>(
+  result.multiple = std::make_shared<const Multiple>(
       Multiple{first != nullptr ? first->family : sum.family, result.spec, std::move(part),
                UnwrittenPart(result), std::move(factors), sum.context->captures.generation,
                std::move(counted)});
 }
 
 std::shared_ptr<const Multiple> multiple_of(const DTensorMeta& meta) {
-  if (meta.family == nullptr || meta.family->multiple == nullptr) return nullptr;
-  const std::shared_ptr<const Multiple>& multiple = meta.family->multiple;
-  if (!is_current(*multiple, meta.context->captures.generation)) {
-    meta.family->multiple.reset();
-    return nullptr;
-  }
-  return meta.spec == multiple->spec && meta.place == multiple->own.place ? multiple : nullptr;
+  if (meta.multiple == nullptr) return nullptr;
+  if (!is_current(*meta.multiple, meta)) meta.multiple.reset();
+  return meta.multiple != nullptr && meta.spec == meta.multiple->spec &&
+                 meta.place == meta.multiple->own.place
+             ? meta.multiple
+             : nullptr;
 }
 
 at::Tensor bring_by_sum(const DTensorMeta& meta, std::shared_ptr<const Multiple> multiple,
@@ -90,7 +89,7 @@ at::Tensor bring_by_sum(const DTensorMeta& meta, std::shared_ptr<const Multiple>
   remember(*multiple->family, multiple->sum.place, multiple->sum.local,
            {multiple->spec, target, std::move(sum)}, *meta.context);
   remember(meta, target, result);
-  meta.family->multiple.reset();
+  meta.multiple.reset();
   return result;
 }
 

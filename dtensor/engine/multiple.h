@@ -6,9 +6,10 @@
 //   g / b       finds it
 //
 // That is the gradient of q / q.norm(), and of whatever else is divided. A multiple holds the part of
-// the sum that it is of, counted as what is remembered is, until it has been reduced, is detached (a
-// gradient that autograd keeps), or is gone. What is written, the sum or the multiple, ends it. Ranks
-// decide by specs, places and versions, as for what is remembered.
+// the sum that it is of, counted as what is remembered is, until it has been reduced, or is gone (a
+// gradient that autograd keeps is a copy). What is written, the sum or the multiple, ends it. Ranks
+// decide by specs, places, writes and versions, as for what is remembered: if one reduced the sum
+// where another reduces the multiple, nobody would notice.
 //
 // Internal to dtensor/.
 #pragma once
@@ -26,15 +27,22 @@
 
 namespace shardweave::dtensor_internal {
 
-// A part of a tensor, as it is as long as nobody has written it.
+// A part of a tensor, as it is as long as nobody has written it: neither the tensor, its views and
+// their copies, nor the part itself.
 struct UnwrittenPart {
   Place place;
   at::Tensor local;
+  int64_t writes;  // to the family
   uint32_t version;
 
   explicit UnwrittenPart(const DTensorMeta& meta)
-      : place(meta.place), local(meta.local()), version(local._version()) {}
-  bool is_current() const { return local._version() == version; }
+      : place(meta.place),
+        local(meta.local()),
+        writes(meta.family->writes),
+        version(local._version()) {}
+  bool is_current(const ViewFamily& family) const {
+    return family.writes == writes && local._version() == version;
+  }
 };
 
 struct Multiple {

@@ -111,6 +111,23 @@ TEST(MultipleTest, AWriteToEitherEndsIt) {
   });
 }
 
+// Of a view that was brought here for it, and goes back.
+TEST(MultipleTest, AndOneToACopy) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    const c10::AutoGradMode no_grad(false);
+    const Tensor whole = numbers({4, 6});
+    for (const bool of_sum : {false, true}) {
+      const Tensor x = scattered(whole, mesh, {Partial(), Shard(0)});
+      const Tensor n = x * -2;
+      Tensor want_x = whole.clone(), want_n = whole * -2;
+      (of_sum ? x : n).select(0, 3).mul_(5);
+      (of_sum ? want_x : want_n).select(0, 3).mul_(5);
+      expect_value(n.exp(), want_n.exp());
+      expect_value(x.exp(), want_x.exp());
+    }
+  });
+}
+
 // By an operator on the parts, which no DTensor sees.
 TEST(MultipleTest, SoDoesAWriteToAPart) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
@@ -199,6 +216,19 @@ TEST(MultipleTest, WhatARankAloneAsksChangesNothing) {
     if (mesh->coordinate()[0] == 1) explain("aten::exp", {y});
     expect_value(y.sin(), (whole * 2).sin());
     EXPECT_EQ(trace.events().size(), 0u) << trace.to_string();
+    // What has not been reduced yet: copies, views and multiples of one rank alone.
+    const Tensor z = scattered(whole, mesh, {Partial()});
+    const Tensor n = z.neg();
+    if (mesh->coordinate()[0] == 0) {
+      explain("aten::exp", {n});
+      explain("aten::exp", {z});
+      to_local(n.detach()).sum();
+      to_local(n.t());
+      n.variable_data();
+      n * 3;
+    }
+    expect_value(n.exp(), whole.neg().exp());
+    expect_value(z.exp(), whole.exp());
   });
 }
 

@@ -57,7 +57,7 @@ const RememberedForm* find_remembered_for_view(const DTensorMeta& meta);
 inline const RememberedForm* remembered_form(const DTensorMeta& meta, bool for_view) {
   if (meta.family == nullptr) [[likely]]
     return nullptr;
-  if (meta.family->multiple != nullptr) [[unlikely]]
+  if (meta.multiple != nullptr) [[unlikely]]
     follow_sum(meta);
   if (meta.family->remembered.empty()) return nullptr;
   return for_view ? find_remembered_for_view(meta) : find_remembered(meta);

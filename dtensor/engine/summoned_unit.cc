@@ -136,7 +136,7 @@ void FsdpUnit::scatter_from(int64_t rank, const at::Tensor& flat) {
   for (const Parameter& p : parameters_) {
     const at::Tensor tensor = p.tensor();
     if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-    if (tensor.defined()) meta_of(tensor).family->forget();
+    if (tensor.defined()) meta_of(tensor).family->remembered.clear();
   }
 }
 

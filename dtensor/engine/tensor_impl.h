@@ -100,15 +100,8 @@ struct ViewFamily {
   std::shared_ptr<const ForwardLayouts> forward;  // what a plan says of its module (forward_plan.h)
   std::shared_ptr<const Resting> resting;         // null: no unit has the parameter
   std::vector<Remembered> remembered;
-  std::shared_ptr<const Multiple> multiple;  // null: none of a sum's
   // A rank that alone takes a view may have more: they are compared for equality.
   int64_t memories = 1;
-
-  // Other values from here on.
-  void forget() {
-    remembered.clear();
-    multiple.reset();
-  }
 
   // For a member that has its elements with none of those so far, as far as anybody knows.
   Place new_place() { return {memories++}; }
@@ -138,7 +131,8 @@ struct DTensorMeta final : c10::BackendMeta {
     part = LocalPart(std::move(local));
     if (family == nullptr) return;
     place = family->new_place();
-    family->forget();
+    family->remembered.clear();
+    multiple.reset();
   }
 
   // Sets where the value comes from.
@@ -162,6 +156,9 @@ struct DTensorMeta final : c10::BackendMeta {
   // Of this very tensor, and no copy's: autograd saves copies of results, and what was brought leads
   // back to what has saved them.
   std::shared_ptr<SharedInput> shared;
+  // The same: a gradient that autograd keeps is a copy, and a rank alone may make one. Null: it is no
+  // multiple.
+  mutable std::shared_ptr<const Multiple> multiple;
 };
 
 // The FQN of the parameter that a tensor or its base is; "": none, or unknown.
