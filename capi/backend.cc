@@ -111,7 +111,8 @@ class TableBackend : public Backend {
     c.tag = tag.c_str();
     c.fingerprint = call.fingerprint;
     c.coalesced = call.group;
-    uint64_t ticket = table_.wait == nullptr ? SWV_TICKET_DONE : kNoTicket;
+    // Tables of the CPU, of 0.3 too, may leave it.
+    uint64_t ticket = device().type == DeviceType::kCpu ? SWV_TICKET_DONE : kNoTicket;
     absl::Status status = take(table_.start(table_.self, &c, &ticket));
     if (!status.ok()) return status;
     if (ticket == kNoTicket) {
@@ -124,7 +125,7 @@ class TableBackend : public Backend {
     }
     if (ticket != SWV_TICKET_DONE && device().type != DeviceType::kCpu) {
       const std::lock_guard lock(mutex_);
-      under_way_[ticket] = call.deadline;
+      under_way_[ticket] = {++started_, call.deadline};
     }
     return ticket;
   }
@@ -134,9 +135,9 @@ class TableBackend : public Backend {
     if (aborted_.load()) return absl::AbortedError("this rank has left the group");
     const std::lock_guard lock(mutex_);
     const Deadline limit = std::chrono::steady_clock::now() + kGrace;
-    for (const auto& [ticket, deadline] : under_way_) {
+    for (const auto& [ticket, one] : under_way_) {
       while (!done(ticket)) {
-        if (std::chrono::steady_clock::now() >= std::min(deadline, limit)) {
+        if (std::chrono::steady_clock::now() >= std::min(one.deadline, limit)) {
           const absl::Status left = absl::AbortedError("this rank has left the group");
           abort(left);
           return left;
@@ -153,11 +154,20 @@ class TableBackend : public Backend {
 
   absl::Status wait(Ticket ticket, Deadline deadline) override {
     if (table_.wait == nullptr) return absl::OkStatus();
-    absl::Status status = take(table_.wait(table_.self, ticket, timeout_ms(deadline)));
-    if (status.ok() && device().type != DeviceType::kCpu) {
-      const std::lock_guard lock(mutex_);
-      under_way_.erase(ticket);
+    if (device().type == DeviceType::kCpu) {
+      return take(table_.wait(table_.self, ticket, timeout_ms(deadline)));
     }
+    const auto number = [&]() -> uint64_t {
+      const auto found = under_way_.find(ticket);
+      return found == under_way_.end() ? 0 : found->second.number;
+    };
+    std::unique_lock lock(mutex_);
+    const uint64_t waits_for = number();
+    lock.unlock();
+    absl::Status status = take(table_.wait(table_.self, ticket, timeout_ms(deadline)));
+    lock.lock();
+    // Another thread may have waited, too, and the table may have given the ticket again.
+    if (status.ok() && number() == waits_for) under_way_.erase(ticket);
     return status;
   }
 
@@ -228,7 +238,12 @@ class TableBackend : public Backend {
   const std::string name_;
   std::atomic<bool> aborted_{false};
   std::mutex mutex_;
-  std::map<Ticket, Deadline> under_way_;  // of a device; guarded by mutex_
+  struct UnderWay {
+    uint64_t number;
+    Deadline deadline;
+  };
+  std::map<Ticket, UnderWay> under_way_;  // of a device; guarded by mutex_, as is
+  uint64_t started_ = 0;
 };
 
 // What every table has. Returns its name.

@@ -354,6 +354,24 @@ TEST(DeviceBackendTest, WhatGoesThroughTheHostHasADeadlineToo) {
   }
 }
 
+// A work that is asked about late has been done in time.
+TEST(DeviceBackendTest, WhatWentThroughTheHostMayBeFetchedLate) {
+  expect_joined(2, [](const Rank& r) {
+    const DeviceStream s = r.device->make_stream();
+    swv_buffer x = r.put({1}, s);
+    x.dtype = SWV_DTYPE_I16;
+    x.count = 2;
+    swv_work* work = nullptr;
+    EXPECT_EQ(sum_until(r, x, 300, &work).code, SWV_CODE_OK);
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    expect_ok(swv_work_wait(work));
+    swv_work_free(work);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    expect_ok(swv_comm_health(r.comm));
+    expect_ok(swv_comm_barrier(r.comm, nullptr, nullptr));
+  });
+}
+
 // As a vendor's start() may do that waits for the others.
 TEST(DeviceBackendTest, AStartThatDoesNotReturnIsAborted) {
   join_spoiled(

@@ -594,8 +594,8 @@ typedef struct swv_group {
 } swv_group;
 #define SWV_GROUP_INIT {SWV_SIZE_TO(swv_group, world_ranks), NULL, 0, 1, NULL}
 
-/* out_ticket value of an operation that start() has finished. A start() that succeeds always sets
- * out_ticket, but where there is no wait(). */
+/* out_ticket value of an operation that start() has finished. It is what a start() of the CPU's that
+ * sets nothing has said; a device's sets it whenever it succeeds. */
 #define SWV_TICKET_DONE ((uint64_t)0)
 
 typedef struct swv_backend {

@@ -197,7 +197,7 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   // Gives `work` to the Coalescing, if there is one, too.
   Work collect(Work work);
   // Breaks the communicator, unless it is broken; returns the first error.
-  absl::Status fail(const absl::Status& error) const;
+  absl::Status fail(const absl::Status& error);
 
   const std::unique_ptr<Backend> backend_;
   const std::shared_ptr<FlightRecorder> recorder_;
@@ -214,9 +214,9 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   std::vector<Kept> kept_;  // of operations that were not done when last looked at
   absl::flat_hash_map<std::string, int> subgroups_made_;  // by members and name
 
-  mutable std::atomic<bool> broken_{false};
+  std::atomic<bool> broken_{false};
   mutable std::mutex mutex_;
-  mutable absl::Status first_error_;                   // guarded by mutex_, as are
+  absl::Status first_error_;                           // guarded by mutex_, as are
   std::vector<std::weak_ptr<Communicator>> children_;  // those made from this one
 };
 

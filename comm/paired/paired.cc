@@ -61,11 +61,13 @@ struct ByHost {
         wanted(call.out),
         stream(call.stream),
         deadline(call.deadline),
+        limit(deadline == Deadline::max() ? Clock::duration::max() : deadline - Clock::now()),
         name(std::move(name_in)) {}
   const HostCopy in, out;
   const Buffer wanted;  // of the device
   const DeviceStream stream;
   const Deadline deadline;
+  const Clock::duration limit;  // to it, from the beginning
   const std::string name;
   const void* result = nullptr;
   std::once_flag bring_back;
@@ -209,7 +211,7 @@ class PairedBackend : public Backend {
   absl::Status health() override {
     if (absl::Status status = failure(); !status.ok()) return status;
     const absl::Status status = control_->health();
-    return status.ok() ? status : fail(of_the_oldest(status));
+    return status.ok() ? status : of_the_oldest(status);
   }
   void abort(const absl::Status& reason) override { fail(reason).IgnoreError(); }
 
@@ -376,8 +378,8 @@ class PairedBackend : public Backend {
   absl::StatusOr<Ticket> start_by_host(const Call& call) {
     auto operation = std::make_shared<Operation>();
     operation->deadline = call.deadline;
-    operation->by_host = std::make_unique<ByHost>(
-        call, str_cat(name_call(group(), call), ", ", to_string(call)));
+    operation->by_host =
+        std::make_unique<ByHost>(call, str_cat(name_call(group(), call), ", ", to_string(call)));
     ByHost& by_host = *operation->by_host;
     Call here = call;
     here.in = {by_host.in.data(), call.in.count, call.in.dtype};
@@ -461,7 +463,9 @@ class PairedBackend : public Backend {
 
   absl::Status bring_back(ByHost& by_host) {
     std::call_once(by_host.bring_back, [&] {
-      const Watched watched(*this, by_host.deadline,
+      // Whoever asks may do so long after the deadline.
+      const bool has_limit = by_host.deadline != Deadline::max();
+      const Watched watched(*this, has_limit ? Clock::now() + by_host.limit : Deadline::max(),
                             [&] { return not_copied(by_host, "back from"); });
       by_host.brought_back =
           device_->copy_to_device(by_host.wanted, by_host.result, by_host.stream);
@@ -469,7 +473,7 @@ class PairedBackend : public Backend {
     return by_host.brought_back.ok() ? absl::OkStatus() : fail(by_host.brought_back);
   }
 
-  // Never blocks. An error is the group's.
+  // Waits for nobody, but for a stream to take what came by way of the host. An error is the group's.
   absl::Status look_at(Operation& op) {
     if (op.has_control) {
       if (!control_->done(op.control)) return absl::OkStatus();
@@ -589,10 +593,9 @@ class PairedBackend : public Backend {
   }
 
   static std::string not_copied(const ByHost& by_host, std::string_view where) {
-    return str_cat(
-        by_host.name, ": what goes ", where,
-        " the host by way of its stream has not by the deadline; what the stream had to do "
-        "before has not ended, or the device's backend has not");
+    return str_cat(by_host.name, ": what goes ", where,
+                   " the host by way of its stream has not in its time; what the stream had to do "
+                   "before has not ended, or the device's backend has not");
   }
 
   // 4. The watchdog.

@@ -19,8 +19,8 @@
 // What the device's backend does not have (a dtype, an operation) goes through memory of the host
 // and the control group: right, but slow. The host waits for the caller's stream when it is issued, and
 // in wait(), wait_on() or done() brings the result back on that stream. A stream that does not come to
-// that by the deadline is an error, as any operation is that does not end: the device's backend gets
-// abort(), which has to end its copies.
+// that in that time is an error, as any operation is that does not end: the device's backend gets abort(),
+// which ends its copies where it can (CUDA's driver cannot: that rank learns it when the stream goes on).
 //
 // Whoever lets go of the group leaves: what is under way on the device ends, or is given up, and then
 // the others hear of it (Backend::leave()).

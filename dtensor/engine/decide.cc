@@ -26,7 +26,7 @@ TensorInfo info_of(c10::TensorImpl* impl, bool for_view) {
   const DTensorMeta& meta = meta_of(impl);
   info.spec = meta.spec;
   info.origins = origins_of(impl);
-  if (const RememberedForm* kept = remembered_form(meta, for_view)) info.remembered = kept->spec;
+  if (const SpecRef* kept = remembered_spec(meta, for_view)) info.remembered = *kept;
   return info;
 }
 

@@ -171,13 +171,13 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool add_tensor(const c10::OperatorHandle& o
     // Specs are aligned: bits of the address say whether cuts are a weight's, and whether what is
     // remembered follows.
     const bool weight = meta.spec->origins.data != 0 && is_parameter(impl);
-    const RememberedForm* kept = remembered_form(meta, info.makes_view());
+    const SpecRef* kept = remembered_spec(meta, info.makes_view());
     if (kept != nullptr && meta.part.state() == LocalPart::State::kGatheredOnUse) {
       meta.local();  // gathered anew, nothing is remembered of it
-      kept = remembered_form(meta, info.makes_view());
+      kept = remembered_spec(meta, info.makes_view());
     }
     key.push_back(reinterpret_cast<uint64_t>(meta.spec.get()) | weight | (kept != nullptr ? 2 : 0));
-    if (kept != nullptr) key.push_back(reinterpret_cast<uint64_t>(kept->spec.get()));
+    if (kept != nullptr) key.push_back(reinterpret_cast<uint64_t>(kept->get()));
     if (key.last != nullptr && have_same_elements(*key.last, meta)) key.push_back(kLastAgain);
     key.last = &meta;
     key.provenance = mix(key.provenance, provenance_of(meta));
@@ -565,11 +565,11 @@ class Runner {
     for (const auto& [held_for, form] : held_) {
       if (held_for == &change) return form;
     }
-    const RememberedForm* form = find_remembered(meta_of(impl), change.from.get());
-    if (form == nullptr) {
+    std::optional<at::Tensor> part = remembered_part(meta_of(impl), *change.from);
+    if (!part.has_value()) {
       fail(op_, absl::StatusCode::kInternal, "what was remembered of an input is gone");
     }
-    return form->local;
+    return *std::move(part);
   }
 
   // Not many forms are remembered: what one input adds may be the end of another's.
@@ -1050,8 +1050,8 @@ void dispatch(const c10::OperatorHandle& op, c10::Stack* stack) {
     for_each_tensor(info, args, [&](size_t, c10::TensorImpl* impl) {
       if (!defined(impl) || !is_dtensor(impl)) return;
       made->key_specs.push_back(meta_of(impl).spec);
-      if (const RememberedForm* kept = remembered_form(meta_of(impl), info.makes_view())) {
-        made->key_specs.push_back(kept->spec);
+      if (const SpecRef* kept = remembered_spec(meta_of(impl), info.makes_view())) {
+        made->key_specs.push_back(*kept);
       }
     });
     entry = context->decisions.cache.insert(hash, std::move(made), context->operator_under_way());

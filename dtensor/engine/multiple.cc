@@ -51,7 +51,10 @@ bool makes_multiple(const OpCall& call, const CacheEntry& entry) {
       entry.kernel != nullptr || entry.outputs[0] != call.input(0).spec) {
     return false;
   }
-  if (schema.arguments().size() == 2 && !is_number(call.args[1])) return false;
+  if (schema.arguments().size() == 2 &&
+      (!is_number(call.args[1]) || c10::isReducedFloatingType(entry.outputs[0]->dtype))) {
+    return false;
+  }
   // Of what is no sum and no average, rules let nothing through as it is.
   return entry.outputs[0]->layout.has_partial();
 }
@@ -93,20 +96,28 @@ at::Tensor bring_by_sum(const DTensorMeta& meta, std::shared_ptr<const Multiple>
   return result;
 }
 
-void follow_sum(const DTensorMeta& meta) {
+const SpecRef* spec_of_sum(const DTensorMeta& meta, bool for_view) {
   const std::shared_ptr<const Multiple> multiple = multiple_of(meta);
-  if (multiple == nullptr) return;
-  const uint64_t now = meta.context->captures.generation;
-  const auto& own = meta.family->remembered;
-  for (const Remembered& kept : multiple->family->remembered) {
-    const std::optional<RememberedForm> form =
-        form_of(kept, multiple->sum.place, multiple->spec, now);
-    if (!form.has_value()) continue;
-    const bool has_it = std::any_of(own.begin(), own.end(), [&](const Remembered& mine) {
-      return mine.form.source_spec == multiple->spec && mine.form.spec == form->spec;
-    });
-    if (!has_it) remember(meta, form->spec, multiple->of(form->local));
+  if (multiple == nullptr) return nullptr;
+  const auto& list = multiple->family->remembered;
+  for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
+    const RememberedForm* form =
+        form_of(*kept, multiple->sum.place, multiple->spec, meta.context->captures.generation);
+    if (form == nullptr) continue;
+    if (!for_view || !is_sum_in_parts(meta.spec->layout, form->spec->layout)) return &form->spec;
   }
+  return nullptr;
+}
+
+std::optional<at::Tensor> part_of_sum(const DTensorMeta& meta, const Layout& layout) {
+  const std::shared_ptr<const Multiple> multiple = multiple_of(meta);
+  if (multiple == nullptr) return std::nullopt;
+  for (const Remembered& kept : multiple->family->remembered) {
+    const RememberedForm* form =
+        form_of(kept, multiple->sum.place, multiple->spec, meta.context->captures.generation);
+    if (form != nullptr && form->spec->layout == layout) return multiple->of(form->local);
+  }
+  return std::nullopt;
 }
 
 }  // namespace shardweave::dtensor_internal

@@ -5,9 +5,12 @@
 //               (remembered.h); n is remembered as the negative of that
 //   g / b       finds it
 //
-// That is the gradient of q / q.norm(), and of whatever else is divided. A multiple holds the part of
-// the sum that it is of, counted as what is remembered is, until it has been reduced, or is gone (a
-// gradient that autograd keeps is a copy). What is written, the sum or the multiple, ends it. Ranks
+// That is the gradient of q / q.norm(), and of whatever else is divided. In half precision only -g is
+// one: g / 2 may be there so that the sum does not overflow.
+//
+// A multiple holds the part of the sum that it is of, counted as what is remembered is, and what its
+// sum is remembered as, until it has been brought somewhere itself, or is gone (a gradient that
+// autograd keeps is a copy). What is written, the sum or the multiple, ends it. Ranks
 // decide by specs, places, writes and versions, as for what is remembered: if one reduced the sum
 // where another reduces the multiple, nobody would notice.
 //
@@ -79,7 +82,9 @@ at::Tensor bring_by_sum(const DTensorMeta& meta, std::shared_ptr<const Multiple>
                         const SpecRef& target,
                         absl::FunctionRef<at::Tensor(const at::Tensor&)> bring);
 
-// Lets the tensor be remembered as its sum is by now.
-void follow_sum(const DTensorMeta& meta);
+// Where the sum has been brought, the latest, as a tensor may be remembered itself (remembered.h);
+// null: nowhere, or it is no multiple. And its part there, if that is one.
+const SpecRef* spec_of_sum(const DTensorMeta& meta, bool for_view);
+std::optional<at::Tensor> part_of_sum(const DTensorMeta& meta, const Layout& layout);
 
 }  // namespace shardweave::dtensor_internal

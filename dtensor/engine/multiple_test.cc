@@ -232,6 +232,58 @@ TEST(MultipleTest, WhatARankAloneAsksChangesNothing) {
   });
 }
 
+// A rank that has asked knows no more than the others when the sum is written.
+TEST(MultipleTest, NorDoesItOnceTheSumIsWritten) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const c10::AutoGradMode no_grad(false);
+    const Tensor whole = numbers({4, 6});
+    for (const int asks : {0, 1, 2}) {
+      Tensor x = scattered(whole, mesh, {Partial()});
+      const Tensor n = x.neg();
+      if (mesh->coordinate()[0] == 0 && asks == 2) n.detach();
+      x.exp();
+      if (mesh->coordinate()[0] == 0 && asks == 0) explain("aten::exp", {n});
+      if (mesh->coordinate()[0] == 0 && asks == 1) n.neg();
+      if (asks != 2) x.mul_(5);
+      const CommTrace trace(mesh);
+      expect_value(n.exp(), whole.neg().exp());
+      EXPECT_EQ(trace.events().size(), asks == 2 ? 0u : 1u) << trace.to_string();
+      expect_value(x.exp(), (whole * (asks == 2 ? 1 : 5)).exp());
+    }
+  });
+}
+
+// What is divided before it is added up, so that the sum has a number.
+TEST(MultipleTest, HalvesAreNotAddedUpBeforeTheyAreDivided) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      const Tensor part = at::full({8}, dtype == at::kHalf ? 4e4 : 2e38, dtype);
+      const Tensor g = from_local(part, mesh, {Partial()}, part.sizes().vec());
+      const Tensor mean = g / 2;
+      EXPECT_TRUE(at::equal(full_tensor(mean.relu()), part));
+      const Tensor n = g.neg();
+      const CommTrace trace(mesh);
+      n.relu();
+      g.relu();
+      EXPECT_EQ(trace.events().size(), 1u) << trace.to_string();
+    }
+  });
+}
+
+// A view of a view that lies in between: what one operator knows, another that gets others in its place does not.
+TEST(MultipleTest, AnOperatorWithAViewOfIt) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const Tensor whole = numbers({4, 4}), c0 = numbers({4, 4}).cos();
+    const Tensor x = scattered(whole, mesh, {Partial()});
+    const Tensor n = x.neg(), t = n.t();
+    const Tensor c = distribute_tensor(c0, mesh, Placements{Replicate()});
+    x.exp();
+    expect_value(at::lerp(t, c, n), at::lerp(whole.neg().t(), c0, whole.neg()));
+    const Tensor other = scattered(whole * 3, mesh, {Partial()}).t();
+    expect_value(at::lerp(other, c, n), at::lerp(whole.t() * 3, c0, whole.neg()));
+  });
+}
+
 TEST(MultipleTest, NoMemoryIsHeldForLong) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     const Tensor whole = numbers({4, 6});

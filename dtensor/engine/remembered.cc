@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -110,19 +111,8 @@ std::optional<RememberedForm> permuted(const RememberedForm& form, const SpecRef
                         permuted(permuted(form.local, *source_order), back)};
 }
 
-// Null: it is none of this tensor's.
-const RememberedForm* find_form(const Remembered& kept, const Place& place, const SpecRef& spec,
-                                uint64_t generation) {
-  if (kept.place != place || !kept.is_current(generation)) return nullptr;
-  if (kept.form.source_spec == spec) return &kept.form;
-  for (const RememberedForm& form : kept.permuted) {
-    if (form.source_spec == spec) return &form;
-  }
-  std::optional<RememberedForm> found = permuted(kept.form, spec);
-  return found.has_value() ? &kept.permuted.emplace_back(*std::move(found)) : nullptr;
-}
 const RememberedForm* find_form(const Remembered& kept, const DTensorMeta& meta) {
-  return find_form(kept, meta.place, meta.spec, meta.context->captures.generation);
+  return form_of(kept, meta.place, meta.spec, meta.context->captures.generation);
 }
 
 // `kept` as the tensor that `meta` and `target` describe, if both have the same elements.
@@ -167,6 +157,38 @@ std::optional<at::Tensor> seen_as(const Remembered& kept, const DTensorMeta& met
 
 }  // namespace
 
+const RememberedForm* form_of(const Remembered& kept, const Place& place, const SpecRef& spec,
+                              uint64_t generation) {
+  if (kept.place != place || !kept.is_current(generation)) return nullptr;
+  if (kept.form.source_spec == spec) return &kept.form;
+  for (const RememberedForm& form : kept.permuted) {
+    if (form.source_spec == spec) return &form;
+  }
+  std::optional<RememberedForm> found = permuted(kept.form, spec);
+  return found.has_value() ? &kept.permuted.emplace_back(*std::move(found)) : nullptr;
+}
+
+bool is_permutation(const Spec& a, const Spec& b) {
+  if (&a == &b) return true;
+  if (a.dtype != b.dtype || a.ndim() != b.ndim()) return false;
+  const auto dims = [](const Spec& spec) {
+    absl::InlinedVector<std::pair<int64_t, int64_t>, 6> sorted;
+    for (int d = 0; d < spec.ndim(); ++d) {
+      if (spec.sizes[d] != 1) sorted.emplace_back(spec.strides[d], spec.sizes[d]);
+    }
+    std::sort(sorted.begin(), sorted.end());
+    return sorted;
+  };
+  return dims(a) == dims(b);
+}
+
+bool is_sum_in_parts(const Layout& layout, const Layout& form) {
+  for (int m = 0; m < layout.mesh_ndim(); ++m) {
+    if (layout[m].is_partial() && form[m].is_shard()) return true;
+  }
+  return false;
+}
+
 const RememberedForm* find_remembered(const DTensorMeta& meta, const Spec* spec) {
   const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
@@ -177,29 +199,27 @@ const RememberedForm* find_remembered(const DTensorMeta& meta, const Spec* spec)
 }
 
 const RememberedForm* find_remembered_for_view(const DTensorMeta& meta) {
-  const auto is_sum_in_parts = [&](const RememberedForm& form) {
-    for (int m = 0; m < meta.spec->layout.mesh_ndim(); ++m) {
-      if (meta.spec->layout[m].is_partial() && form.spec->layout[m].is_shard()) return true;
-    }
-    return false;
-  };
   const auto& list = meta.family->remembered;
   for (auto kept = list.rbegin(); kept != list.rend(); ++kept) {
     if (kept->form.source_spec != meta.spec) continue;
     const RememberedForm* form = find_form(*kept, meta);
-    if (form != nullptr && !is_sum_in_parts(*form)) return form;
+    if (form != nullptr && !is_sum_in_parts(meta.spec->layout, form->spec->layout)) return form;
   }
   return nullptr;
 }
 
+std::optional<at::Tensor> remembered_part(const DTensorMeta& meta, const Spec& spec) {
+  if (const RememberedForm* form = find_remembered(meta, &spec)) return form->local;
+  return part_of_sum(meta, spec.layout);
+}
+
 std::optional<at::Tensor> recall(const DTensorMeta& meta, const Spec& target) {
   if (meta.family == nullptr) return std::nullopt;
-  follow_sum(meta);
   for (const Remembered& kept : meta.family->remembered) {
     if (!kept.is_current(meta.context->captures.generation)) continue;
     if (auto found = seen_as(kept, meta, target)) return found;
   }
-  return std::nullopt;
+  return part_of_sum(meta, target.layout);
 }
 
 Remember worth_remembering(const Layout& from, const CutOrigins& origins, const Layout& target) {
@@ -213,12 +233,6 @@ Remember worth_remembering(const Layout& from, const CutOrigins& origins, const 
     if (weight) worth = Remember::kWhileRecording;
   }
   return worth;
-}
-
-std::optional<RememberedForm> form_of(const Remembered& kept, const Place& place,
-                                      const SpecRef& spec, uint64_t generation) {
-  const RememberedForm* form = find_form(kept, place, spec, generation);
-  return form != nullptr ? std::optional<RememberedForm>(*form) : std::nullopt;
 }
 
 void remember(const DTensorMeta& meta, SpecRef target, at::Tensor local) {

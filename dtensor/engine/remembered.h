@@ -38,11 +38,14 @@ inline CutOrigins origins_of(const c10::TensorImpl* impl) {
   return {.data = 0, .weight = origins.data | origins.weight};
 }
 
+// Whether two of one place have the same elements, in the same or another order of dimensions.
+bool is_permutation(const Spec& a, const Spec& b);
+
 // Whether what one is brought to is found by the other, too: they are one tensor, or views of all its
-// elements. As all ranks know it.
+// elements with the dimensions in another order. As all ranks know it.
 inline bool have_same_elements(const DTensorMeta& a, const DTensorMeta& b) {
   return &a == &b || (a.family != nullptr && a.family == b.family && a.place == b.place &&
-                      a.spec->dtype == b.spec->dtype && a.spec->numel() == b.spec->numel());
+                      is_permutation(*a.spec, *b.spec));
 }
 
 // The form of this very handle, a shallow copy of it, or a view that lies as it does or only permutes
@@ -53,15 +56,20 @@ const RememberedForm* find_remembered(const DTensorMeta& meta, const Spec* spec 
 // remembered in parts, nor for what lies in memory as another view has it.
 const RememberedForm* find_remembered_for_view(const DTensorMeta& meta);
 
-// What an operator decides by.
-inline const RememberedForm* remembered_form(const DTensorMeta& meta, bool for_view) {
+// What an operator decides by: where the tensor, or the sum that it is a multiple of, has been brought;
+// null: nowhere. Nothing is kept of having asked.
+inline const SpecRef* remembered_spec(const DTensorMeta& meta, bool for_view) {
   if (meta.family == nullptr) [[likely]]
     return nullptr;
-  if (meta.multiple != nullptr) [[unlikely]]
-    follow_sum(meta);
-  if (meta.family->remembered.empty()) return nullptr;
-  return for_view ? find_remembered_for_view(meta) : find_remembered(meta);
+  if (!meta.family->remembered.empty()) {
+    const RememberedForm* form = for_view ? find_remembered_for_view(meta) : find_remembered(meta);
+    if (form != nullptr) return &form->spec;
+  }
+  return meta.multiple == nullptr ? nullptr : spec_of_sum(meta, for_view);
 }
+
+// The part that it has there; nullopt: it is not remembered so.
+std::optional<at::Tensor> remembered_part(const DTensorMeta& meta, const Spec& spec);
 
 // The local part of the tensor in `target`, as it or one of its views is remembered.
 std::optional<at::Tensor> recall(const DTensorMeta& meta, const Spec& target);
@@ -77,9 +85,11 @@ inline bool is_kept(Remember worth) {
          (worth == Remember::kWhileRecording && c10::GradMode::is_enabled());
 }
 
-// What a tensor of `spec` at `place` is remembered as by `kept`; nullopt: that is none of its.
-std::optional<RememberedForm> form_of(const Remembered& kept, const Place& place,
-                                      const SpecRef& spec, uint64_t generation);
+// What a tensor of `spec` at `place` is remembered as by `kept`; null: that is none of its.
+const RememberedForm* form_of(const Remembered& kept, const Place& place, const SpecRef& spec,
+                              uint64_t generation);
+// A view of such a form would be one of a copy of some of it.
+bool is_sum_in_parts(const Layout& layout, const Layout& form);
 
 // `local`: what run_plan() made of the tensor; from here on nobody writes it.
 void remember(const DTensorMeta& meta, SpecRef target, at::Tensor local);

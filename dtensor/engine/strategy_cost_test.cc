@@ -367,6 +367,10 @@ TEST(StrategyCostTest, ASumThatIsBothFactorsIsReducedOnce) {
     const Tensor whole = full_tensor(x);
     EXPECT_TRUE(at::allclose(full_tensor(gram), at::bmm(whole, whole.transpose(1, 2))));
     EXPECT_EQ(layout_of(gram), Layout({Replicate()}));
+    // Parts of one tensor that begin at one place and are as large are two.
+    const Tensor large = tensor(mesh, {8, 128, 128}, Partial());
+    EXPECT_EQ(taken("aten::bmm", {large.narrow(1, 0, 64), large.narrow(2, 0, 64)}),
+              "P(sum), R -> P(sum)");
     // What was decided for one tensor says nothing about two.
     const Tensor y = testing::scattered(whole, mesh, {Partial()});
     const Tensor z = testing::scattered(whole, mesh, {Partial()}).transpose(1, 2);

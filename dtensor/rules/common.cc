@@ -329,11 +329,12 @@ at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const L
   }
   PlanRef plan = plan_for(context, meta.spec, target);
   at::Tensor from = tensor;
-  if (const RememberedForm* kept = remembered_form(meta, /*for_view=*/false)) {
-    PlanRef shorter = plan_for(context, kept->spec, target);
+  if (const SpecRef* kept = remembered_spec(meta, /*for_view=*/false)) {
+    const SpecRef spec = *kept;
+    PlanRef shorter = plan_for(context, spec, target);
     if (shorter->plan.cost() < plan->plan.cost()) {
       ++context.observation.counters.remembered_uses;
-      from = wrap(kept->local, kept->spec, meta.context);
+      from = wrap(remembered_part(meta, *spec).value(), spec, meta.context);
       meta_of(from).came_from(provenance_of(meta));
       plan = std::move(shorter);
     }

@@ -39,8 +39,8 @@ void safe_softmax_shape(OpCall& call) {
 const Layout& reduced_layout(const DTensorMeta& meta) {
   const Layout& layout = meta.spec->layout;
   if (!layout.has_partial()) return layout;
-  const RememberedForm* kept = remembered_form(meta, /*for_view=*/false);
-  return kept == nullptr || kept->spec->layout.has_partial() ? layout : kept->spec->layout;
+  const SpecRef* kept = remembered_spec(meta, /*for_view=*/false);
+  return kept == nullptr || (*kept)->layout.has_partial() ? layout : (*kept)->layout;
 }
 at::Tensor reduced(const c10::OperatorHandle& op, const at::Tensor& tensor,
                    std::string_view argument) {
