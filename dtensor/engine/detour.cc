@@ -110,6 +110,7 @@ void sync_written_views(const DTensorMeta& meta, std::string_view op) {
   for (const Detour* d = meta.detour.get(); d != nullptr; d = d->next.get()) {
     const PlanRef plan = plan_along(meta, d->moved_spec, d->base_spec, op);
     d->base.copy_(run_plan(*meta.context, *plan, d->moved, d->base_spec->sizes, {.name = op}));
+    if (!d->base.is_inference()) d->base.unsafeGetTensorImpl()->bump_version();
     d->seen = meta.family->writes;
   }
 }

@@ -3,6 +3,7 @@
 
 #include "shardweave/dtensor/engine/multiple.h"
 
+#include <functional>
 #include <string>
 
 #include "ATen/ATen.h"
@@ -124,6 +125,31 @@ TEST(MultipleTest, AndOneToACopy) {
       (of_sum ? want_x : want_n).select(0, 3).mul_(5);
       expect_value(n.exp(), want_n.exp());
       expect_value(x.exp(), want_x.exp());
+    }
+  });
+}
+
+// A view of what is remembered whole is one of that, which goes back to the sum.
+TEST(MultipleTest, AndOneToAViewOfWhatTheSumIsRememberedAs) {
+  on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const c10::AutoGradMode no_grad(false);
+    const Tensor whole = numbers({4, 6});
+    const std::function<Tensor(const Tensor&)> views[] = {
+        [](const Tensor& t) { return t.detach(); }, [](const Tensor& t) { return t.t(); },
+        [](const Tensor& t) { return t.select(1, 0); },
+        [](const Tensor& t) { return t.view({24}); }};
+    for (const auto& view : views) {
+      for (const bool of_sum : {true, false}) {
+        const Tensor x = scattered(whole, mesh, {Partial()});
+        const Tensor n = x * 2, other = x.neg();
+        (of_sum ? x : n).relu();
+        Tensor want_x = whole.clone(), want_n = whole * 2;
+        view(of_sum ? x : n).zero_();
+        view(of_sum ? want_x : want_n).zero_();
+        expect_value(n.exp(), want_n.exp());
+        expect_value(other.exp(), whole.neg().exp());
+        expect_value(x.exp(), want_x.exp());
+      }
     }
   });
 }

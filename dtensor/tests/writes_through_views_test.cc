@@ -10,6 +10,8 @@
 #include "c10/core/InferenceMode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/dtensor.h"
+#include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/programs.h"
 #include "torch/nn/modules/linear.h"
 
@@ -168,6 +170,22 @@ TEST(WritesThroughViewsTest, ByOperatorsThatTakeIndicesOrAnOutput) {
 }
 
 // A cache of keys that grows step by step, in inference mode and without.
+// Who has saved the part hears of it, as of any write.
+TEST(WritesThroughViewsTest, APartThatAutogradHasSaved) {
+  testing::on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(values({4, 3}), mesh, Placements{Shard(0)});
+    const at::Tensor w = at::ones({2, 3}, at::kDouble).requires_grad_();
+    const at::Tensor loss = (to_local(x) * w).sum();
+    x.select(0, 3).mul_(2);
+    try {
+      loss.backward();
+      ADD_FAILURE() << "no error";
+    } catch (const c10::Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr("modified by an inplace operation"));
+    }
+  });
+}
+
 TEST(WritesThroughViewsTest, ACacheThatIsFilledStepByStep) {
   for (const bool inference : {false, true}) {
     check_program([&](Trial& run) {
