@@ -663,8 +663,8 @@ typedef struct swv_device_backend {
   void* self; /* first argument of the functions */
   /* Fills *out_backend, an SWV_BACKEND_INIT, as far as its struct_size goes: its device is this rank's
    * GPU, and it has wait and done. `bootstrap` has the group's ranks and is for this table alone: what
-   * brings them together goes over it. It is borrowed; to keep it, swv_comm_share. All ranks of the group call this at once. An error on one of them is
-   * an error on all: the library aborts `bootstrap`. */
+   * brings them together goes over it. It is borrowed; to keep it, swv_comm_share. All ranks of the group
+   * call this at once. An error on one of them is an error on all: the library aborts `bootstrap`. */
   swv_status* (*connect)(void* self, const swv_group* group, swv_comm* bootstrap,
                          int64_t timeout_ms, swv_backend* out_backend);
   /* When no group needs it any more, from whatever thread ends the last. Once, also if the world is

@@ -91,7 +91,8 @@ class PairedBackend : public Backend {
     }
     wake_.notify_all();
     if (watchdog_.joinable()) watchdog_.join();
-    if (device_->leave().ok()) return;
+    const bool is_broken = !failure().ok();  // then the control group has been aborted
+    if (device_->leave().ok() || is_broken) return;
     const int64_t world_rank = group().world_ranks[group().rank];
     control_->abort(of_rank(
         absl::UnavailableError(str_cat("rank ", group().rank, " of group '", group().name,

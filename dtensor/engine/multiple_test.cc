@@ -9,6 +9,7 @@
 #include "ATen/ATen.h"
 #include "c10/core/InferenceMode.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/error.h"
 #include "shardweave/dtensor/observe/comm_trace.h"
 #include "shardweave/dtensor/observe/explain.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
@@ -226,6 +227,15 @@ TEST(MultipleTest, OnSeveralMeshDimensions) {
       expect_value(y.exp(), (whole / 3).exp());
       expect_value(x.exp(), whole.exp());
     }
+  });
+}
+
+// Ranks whose multiples are not of one number hear of it, also where a composed operator reduces them.
+TEST(MultipleTest, RanksThatMultiplyByOtherNumbers) {
+  on_mesh({{"dp", 2}, {"tp", 2}}, [](const MeshPtr& mesh) {
+    const Tensor x = scattered(numbers({4, 6}), mesh, {Partial(), Shard(1)});
+    const Tensor n = x * (2 + mesh->coordinate()[0]);
+    EXPECT_THROW(at::softmax(n, 1), Error);
   });
 }
 

@@ -361,7 +361,9 @@ at::Tensor move(const c10::OperatorHandle& op, const at::Tensor& tensor, const L
       !plan->is_local && is_kept(worth_remembering(meta.spec->layout, origins, layout));
   if (auto multiple = is_shared && from.is_same(tensor) ? multiple_of(meta) : nullptr) {
     at::Tensor local = bring_by_sum(meta, std::move(multiple), target, [&](const at::Tensor& sum) {
-      return meta_of(bring(wrap(sum, meta.spec, meta.context))).local();
+      const at::Tensor it = wrap(sum, meta.spec, meta.context);
+      meta_of(it).came_from(provenance_of(meta));
+      return meta_of(bring(it)).local();
     });
     return wrap(std::move(local), std::move(target), meta.context);
   }
