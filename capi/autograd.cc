@@ -242,7 +242,8 @@ class HostSegment {
     const swv_function_call call = function_call(nullptr, borrowed, outputs);
     // Recorded only when it runs for its gradients.
     const std::string its =
-        str_cat(name_, call.mode == SWV_MODE_GRAD ? ".forward, run again in backward" : ".forward");
+        str_cat(name_, recording_of(call.mode) == SWV_MODE_GRAD ? ".forward, run again in backward"
+                                                                : ".forward");
     throw_if_failed(segment_.forward(segment_.user_data, &call), its);
     std::vector<at::Tensor> result = outputs.take("outputs");
     check_written(result, its);

@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "c10/core/GradMode.h"
-#include "c10/core/InferenceMode.h"
 #include "shardweave/capi/handles.h"
 #include "shardweave/comm/str_cat.h"
 
@@ -111,11 +109,6 @@ class CallContext {
  private:
   swv_function_context* handle_;
 };
-
-inline swv_grad_mode current_mode() {
-  if (c10::InferenceMode::is_enabled()) return SWV_MODE_INFERENCE;
-  return c10::GradMode::is_enabled() ? SWV_MODE_GRAD : SWV_MODE_NO_GRAD;
-}
 
 inline swv_function_call function_call(swv_function_context* context, const Borrowed& inputs,
                                        Written& outputs) {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_join.h"
+#include "c10/core/impl/LocalDispatchKeySet.h"
 #include "shardweave/capi/deferred.h"
 #include "shardweave/capi/threads.h"
 #include "shardweave/comm/log.h"
@@ -213,20 +214,55 @@ MeshPtr first_mesh(const std::vector<at::Tensor>& tensors) {
   return nullptr;
 }
 
+namespace {
+
+// Of this thread: something around the call, whose mode has none, may have switched it on.
+bool is_casting() {
+  return !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autocast_dispatch_keyset);
+}
+
+// Parameters that are cast are not kept: no call of the interface is where that would end.
+Autocast autocast_of(swv_grad_mode casting) {
+  Autocast autocast = Autocast::to(casting == SWV_MODE_AUTOCAST_FLOAT16    ? at::kHalf
+                                   : casting == SWV_MODE_AUTOCAST_BFLOAT16 ? at::kBFloat16
+                                                                           : at::kFloat);
+  autocast.keeps_casts = false;
+  return autocast;
+}
+
+}  // namespace
+
+swv_grad_mode current_mode() {
+  const swv_grad_mode recording = c10::InferenceMode::is_enabled() ? SWV_MODE_INFERENCE
+                                  : c10::GradMode::is_enabled()    ? SWV_MODE_GRAD
+                                                                   : SWV_MODE_NO_GRAD;
+  if (!is_casting()) return recording;
+  const Autocast now = Autocast::current();
+  const Autocast::OfDevice& device = now.cpu.enabled ? now.cpu : now.cuda;
+  if (!device.enabled) return recording;
+  return recording |
+         (device.dtype == at::kHalf ? SWV_MODE_AUTOCAST_FLOAT16 : SWV_MODE_AUTOCAST_BFLOAT16);
+}
+
 [[gnu::hot]] CallMode::CallMode(swv_grad_mode mode, const char* argument) {
-  if (mode != SWV_MODE_GRAD && mode != SWV_MODE_NO_GRAD && mode != SWV_MODE_INFERENCE)
-      [[unlikely]] {
-    fail_argument(
-        argument,
-        str_cat("is ", mode, "; wanted SWV_MODE_GRAD, SWV_MODE_NO_GRAD or SWV_MODE_INFERENCE"));
+  const swv_grad_mode recording = recording_of(mode), casting = mode - recording;
+  if ((recording != SWV_MODE_GRAD && recording != SWV_MODE_NO_GRAD &&
+       recording != SWV_MODE_INFERENCE) ||
+      casting == kAutocast) [[unlikely]] {
+    fail_argument(argument,
+                  str_cat("is ", mode,
+                          "; wanted SWV_MODE_GRAD, SWV_MODE_NO_GRAD or SWV_MODE_INFERENCE, with "
+                          "SWV_MODE_AUTOCAST_FLOAT16, SWV_MODE_AUTOCAST_BFLOAT16 or neither"));
   }
   use_num_threads();
   settle_deferral();
   if (has_log()) [[unlikely]]
     warnings_.emplace(&warning_log);
-  if (mode == SWV_MODE_INFERENCE) {
+  if (casting != 0 || is_casting()) [[unlikely]]
+    autocast_.emplace(autocast_of(casting));
+  if (recording == SWV_MODE_INFERENCE) {
     guard_.emplace<c10::InferenceMode>(true);
-  } else if (const bool grad = mode == SWV_MODE_GRAD; grad != c10::GradMode::is_enabled()) {
+  } else if (const bool grad = recording == SWV_MODE_GRAD; grad != c10::GradMode::is_enabled()) {
     guard_.emplace<c10::AutoGradMode>(grad);
   }
 }

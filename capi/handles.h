@@ -16,6 +16,7 @@
 #include "shardweave/capi/guard.h"
 #include "shardweave/capi/threads.h"
 #include "shardweave/comm/world.h"
+#include "shardweave/dtensor/autocast.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/no_source.h"
 #include "shardweave/mesh/connected_mesh.h"
@@ -75,7 +76,16 @@ std::vector<at::Tensor> tensors_or_undefined(const swv_tensor* const* handles, s
 // Gives all of them out, or, if there is no memory, none.
 void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors);
 
-// The grad mode of one call, whatever the thread's is; what else a thread may differ in (threads.h);
+// SWV_MODE_AUTOCAST_FLOAT16 and SWV_MODE_AUTOCAST_BFLOAT16.
+constexpr swv_grad_mode kAutocast = SWV_MODE_AUTOCAST_FLOAT16 | SWV_MODE_AUTOCAST_BFLOAT16;
+// A mode without what says what is cast.
+constexpr swv_grad_mode recording_of(swv_grad_mode mode) {
+  return mode & ~kAutocast;
+}
+// The thread's, for a callback.
+swv_grad_mode current_mode();
+
+// The grad mode and the autocast of one call, whatever the thread's are; what else a thread may differ in (threads.h);
 // and LibTorch's warnings go where swv_set_log wants them.
 class CallMode {
  public:
@@ -86,6 +96,7 @@ class CallMode {
 
  private:
   RecordedInOrder in_order_;
+  std::optional<AutocastScope> autocast_;  // in front of what restores all of the thread's keys
   std::variant<std::monostate, c10::AutoGradMode, c10::InferenceMode> guard_;
   std::optional<c10::WarningUtils::WarningHandlerGuard> warnings_;
 };

@@ -905,12 +905,19 @@ SWV_API SWV_MUST_USE swv_status* swv_layout_plan(const swv_layout* from, const s
  * A tensor is plain (its data is here) or sharded (it has the global shape, and each rank of its
  * mesh holds a part). */
 
-/* Whether a call is recorded for gradients. Never a property of the thread. */
+/* Whether a call is recorded for gradients: one of SWV_MODE_... And whether it runs under LibTorch's
+ * autocast: one of SWV_MODE_AUTOCAST_... may be added. Products, convolutions and attention then see
+ * floating-point tensors cast to that type (weights too, at each use), most losses see float32 (on
+ * GPUs softmax and norms, too), all others what they are given. Backward needs none: an operator goes
+ * back in the types that it had, and a parameter's gradient has the parameter's. Never a property of
+ * the thread: a callback gets the mode of the call that it is in. */
 typedef int32_t swv_grad_mode;
 enum {
   SWV_MODE_GRAD = 0, /* if an input requires grad */
   SWV_MODE_NO_GRAD = 1,
-  SWV_MODE_INFERENCE = 2 /* not at all, ever: its results cannot be used with SWV_MODE_GRAD later */
+  SWV_MODE_INFERENCE = 2,        /* not at all, ever: SWV_MODE_GRAD refuses its results later */
+  SWV_MODE_AUTOCAST_FLOAT16 = 4, /* SWV_MODE_GRAD | SWV_MODE_AUTOCAST_FLOAT16 */
+  SWV_MODE_AUTOCAST_BFLOAT16 = 8
 };
 
 typedef struct swv_tensor_options {
@@ -1239,7 +1246,7 @@ SWV_API SWV_MUST_USE swv_status* swv_function_context_saved(const swv_function_c
 /* A part of the host's forward whose intermediate results are not kept: backward runs it again.
  * Both runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the
  * host sees to it that they compute the same. Their mode is SWV_MODE_NO_GRAD first
- * (SWV_MODE_INFERENCE if the call's is), SWV_MODE_GRAD again. */
+ * (SWV_MODE_INFERENCE if the call's is), SWV_MODE_GRAD again, and the call's autocast both times. */
 typedef struct swv_segment {
   size_t struct_size;
   const char* name;

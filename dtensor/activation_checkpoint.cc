@@ -4,8 +4,8 @@
 #include <memory>
 #include <utility>
 
-#include "ATen/autocast_mode.h"
 #include "c10/core/GradMode.h"
+#include "shardweave/dtensor/autocast.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/engine/forward_plan.h"
 #include "shardweave/dtensor/random.h"
@@ -33,43 +33,6 @@ std::vector<std::pair<MeshPtr, PhiloxState>> random_states(const std::vector<at:
   }
   return states;
 }
-
-// Autocast as it was where this was made.
-struct Autocast {
-  struct Device {
-    at::DeviceType type;
-    bool enabled = at::autocast::is_autocast_enabled(type);
-    at::ScalarType dtype = at::autocast::get_autocast_dtype(type);
-  };
-  Device devices[2] = {{at::kCPU}, {at::kCUDA}};
-  bool cache = at::autocast::is_autocast_cache_enabled();
-
-  void set() const {
-    for (const Device& device : devices) {
-      at::autocast::set_autocast_enabled(device.type, device.enabled);
-      at::autocast::set_autocast_dtype(device.type, device.dtype);
-    }
-    at::autocast::set_autocast_cache_enabled(cache);
-  }
-};
-
-// While it lives, autocast is as it was then.
-class AutocastScope {
- public:
-  explicit AutocastScope(const Autocast& then) {
-    at::autocast::increment_nesting();
-    then.set();
-  }
-  ~AutocastScope() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    before_.set();
-  }
-  AutocastScope(const AutocastScope&) = delete;
-  AutocastScope& operator=(const AutocastScope&) = delete;
-
- private:
-  const Autocast before_;
-};
 
 class RunAgain final : public dtensor_internal::RunsForward {
  public:
@@ -124,7 +87,7 @@ class RunAgain final : public dtensor_internal::RunsForward {
  private:
   const CheckpointedFunction function_;
   const std::vector<std::pair<MeshPtr, PhiloxState>> states_;
-  const Autocast autocast_;
+  const Autocast autocast_ = Autocast::current();
   std::vector<SavedVariable> inputs_;
   std::vector<bool> wants_gradient_;  // by input
 };

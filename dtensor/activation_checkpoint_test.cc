@@ -1,9 +1,12 @@
 #include "shardweave/dtensor/activation_checkpoint.h"
 
+#include <optional>
+
 #include "ATen/ATen.h"
 #include "ATen/autocast_mode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/autocast.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/random.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
@@ -91,8 +94,7 @@ TEST(ActivationCheckpointTest, TheSecondRunIsUnderTheSameAutocast) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     at::Tensor x = distribute_tensor(numbers({4, 6}), mesh, Placements{Shard(0)}).requires_grad_();
     std::vector<at::ScalarType> seen;
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::increment_nesting();
+    std::optional<AutocastScope> autocast(at::kBFloat16);
     const at::Tensor y = checkpoint(
         [&](const at::Tensor& t) {
           const at::Tensor product = at::mm(t, t.t());
@@ -100,9 +102,7 @@ TEST(ActivationCheckpointTest, TheSecondRunIsUnderTheSameAutocast) {
           return product.to(at::kFloat);
         },
         x);
-    at::autocast::decrement_nesting();
-    at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    autocast.reset();
     y.sum().backward();
     EXPECT_EQ(seen, (std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16}));
     EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));

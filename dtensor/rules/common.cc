@@ -11,6 +11,7 @@
 #include "shardweave/dtensor/engine/arguments.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
 #include "shardweave/dtensor/engine/multiple.h"
+#include "shardweave/dtensor/engine/provenance.h"
 #include "shardweave/dtensor/engine/redistribute.h"
 #include "shardweave/dtensor/engine/remembered.h"
 #include "shardweave/dtensor/engine/tensor_impl.h"

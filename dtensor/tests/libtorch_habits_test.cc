@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "ATen/ATen.h"
-#include "ATen/autocast_mode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/autocast.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/dtensor.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
@@ -364,26 +364,13 @@ TEST(LibTorchHabitsTest, AModuleInInferenceMode) {
 
 // --- autocast, dtypes, copies of modules ---------------------------------------------------------
 
-class Autocast {
- public:
-  Autocast() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::increment_nesting();
-  }
-  ~Autocast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-};
-
 TEST(LibTorchHabitsTest, ParametersUnderAutocast) {
   on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
     torch::nn::Linear a(8, 8), b(8, 8);
     for (const auto& m : {a, b}) m->weight.data().copy_(numbers({8, 8}) / 4);
     at::Tensor wanted, wanted_grad;
     {
-      const Autocast autocast;
+      const AutocastScope autocast(at::kBFloat16);
       wanted = at::mm(a->weight, b->weight);
       wanted.sum().backward();
       wanted_grad = a->weight.grad().clone();
@@ -391,7 +378,7 @@ TEST(LibTorchHabitsTest, ParametersUnderAutocast) {
     }
     distribute_module(*a, mesh, {{"weight", {{"x", Shard(0)}}}});
     distribute_module(*b, mesh, {{"weight", {{"x", Shard(1)}}}});
-    const Autocast autocast;
+    const AutocastScope autocast(at::kBFloat16);
     const at::Tensor y = at::mm(a->weight, b->weight);
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
     EXPECT_TRUE(at::allclose(full_tensor(y), wanted, 1e-2, 1e-2));

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "ATen/ATen.h"
-#include "ATen/autocast_mode.h"
 #include "c10/core/InferenceMode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/dtensor/autocast.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
 #include "shardweave/dtensor/testing/programs.h"
 #include "torch/nn/module.h"
@@ -77,19 +77,6 @@ TEST(TensorKindsTest, ComplexWritesFourierTransformsAndFactors) {
 
 // --- autocast ------------------------------------------------------------------------------------
 
-class Autocast {
- public:
-  Autocast() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::increment_nesting();
-  }
-  ~Autocast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-};
-
 // Convolution, norm, linear layer, attention, loss; forward under autocast and backward outside.
 // Parameters stay in single precision, and so do their gradients.
 TEST(TensorKindsTest, Autocast) {
@@ -105,7 +92,7 @@ TEST(TensorKindsTest, Autocast) {
           const at::Tensor x = run.leaf(values({5, 3, 7}, step).to(at::kFloat));
           at::Tensor loss;
           {
-            const Autocast autocast;
+            const AutocastScope autocast(at::kBFloat16);
             const at::Tensor z = norm(lines(x)).permute({2, 0, 1});
             const at::Tensor y = head(std::get<0>(attention(z, z, z)));
             run.result("y", y);
@@ -131,7 +118,7 @@ TEST(TensorKindsTest, AutocastSeesWhatTheOptimizerWrites) {
           const at::Tensor x = run.data(values({5, 6}, step).to(at::kFloat));
           at::Tensor loss;
           {
-            const Autocast autocast;
+            const AutocastScope autocast(at::kBFloat16);
             loss = (layer(x) + layer(x * 2)).square().sum();
           }
           loss.backward();

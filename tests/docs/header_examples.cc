@@ -22,6 +22,7 @@
 #include "shardweave/comm/work.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/dtensor/activation_checkpoint.h"
+#include "shardweave/dtensor/autocast.h"
 #include "shardweave/dtensor/captured_step.h"
 #include "shardweave/dtensor/clip_grad_norm.h"
 #include "shardweave/dtensor/compat/sharded_tensor.h"
@@ -567,6 +568,15 @@ void grad_scaler(const Model& model, const at::Tensor& loss, FusedOptimizer& opt
   }
   scaler.update();
   optimizer.zero_grad();
+}
+
+void under_autocast(const Model& model, const at::Tensor& x) {
+  at::Tensor loss;
+  {
+    const AutocastScope autocast(at::kBFloat16);
+    loss = model->forward(x).sum();
+  }
+  loss.backward();  // outside: each operator has the types of its forward
 }
 
 void fully_sharded(const Model& model, const MeshPtr& mesh, const at::Tensor& batch) {

@@ -140,7 +140,7 @@ func (m *Mesh) AutoPlan(model func() (StepModel, error), options ...AutoPlanOpti
 func (r *rank) stepModel(model func() (StepModel, error), last *StepModel, of *Mesh) c.StepModel {
 	return c.StepModel{
 		Make: func() (out c.Module, err error) {
-			err = r.callback(Grad, func() error {
+			err = r.callback(r.recording(Grad), func() error {
 				if err := last.Module.Close(); err != nil {
 					return err
 				}
@@ -163,7 +163,7 @@ func (r *rank) stepModel(model func() (StepModel, error), last *StepModel, of *M
 			return out, private(err)
 		},
 		Loss: func(mesh c.Mesh) (out c.Tensor, err error) {
-			err = r.callback(Grad, func() error {
+			err = r.callback(r.recording(Grad), func() error {
 				on, err := ask(func(r *rank) (*Mesh, error) { return newMesh(r)(c.MeshShare(mesh)) }, of)
 				if err != nil {
 					return err
@@ -591,7 +591,7 @@ func (m *Module) Memory(run func() *Tensor) (table, json string, err error) {
 	err = do(func(r *rank) (err error) {
 		var runs c.Run
 		if run != nil {
-			runs = r.running(Grad, run, nil)
+			runs = r.running(r.recording(Grad), run, nil)
 		}
 		table, json, err = c.ModuleMemory(m.handle, runs)
 		return err
@@ -647,7 +647,7 @@ func (m *Module) Verify(run func() *Tensor, reference *Module, runReference func
 		}
 	}
 	err = do(func(r *rank) (err error) {
-		same, table, json, err = c.ModuleVerify(m.handle, reference.handle, r.running(Grad, run, runReference), o)
+		same, table, json, err = c.ModuleVerify(m.handle, reference.handle, r.running(r.recording(Grad), run, runReference), o)
 		return err
 	}, m, reference)
 	return same, table, json, err

@@ -19,10 +19,10 @@ type rank struct {
 	busy      atomic.Bool // a call is under way
 	closed    atomic.Bool // written in a call, read by anyone
 	owedCalls atomic.Int32
-	mode      GradMode
-	untidy    bool    // leave has more to do than to leave
-	scope     *scope  // the innermost; nil: none is open
-	spare     *c.Call // for the next call of an operator
+	mode      GradMode // and what is cast
+	untidy    bool     // leave has more to do than to leave
+	scope     *scope   // the innermost; nil: none is open
+	spare     *c.Call  // for the next call of an operator
 
 	// Functions of the host that run now, within a call. What is closed meanwhile may be in use by that
 	// call, and ends with it: late.
@@ -653,6 +653,21 @@ func (r *rank) callback(mode GradMode, body func() error) (err error) {
 		r.untidy = true
 		r.closeScope(s)
 	}()
+	return body()
+}
+
+// autocasts are the numbers that a mode may have added.
+const autocasts GradMode = c.ModeAutocastFloat16 | c.ModeAutocastBFloat16
+
+// recording is the mode of the rank with another GradMode.
+func (r *rank) recording(mode GradMode) GradMode { return r.mode&autocasts | mode }
+
+// under calls body in another mode. The rank is entered, and left.
+func (r *rank) under(mode GradMode, body func() error) (err error) {
+	before := r.mode
+	r.mode = mode
+	r.leave()
+	defer r.finallyOr(&err, func() { r.mode = before })
 	return body()
 }
 

@@ -417,11 +417,34 @@ func (w *World) With(mode GradMode, body func() error) (err error) {
 	if err != nil {
 		return err
 	}
-	before := r.mode
-	r.mode = mode
-	r.leave()
-	defer r.finallyOr(&err, func() { r.mode = before })
-	return body()
+	return r.under(r.recording(mode), body)
+}
+
+// Autocast calls body under LibTorch's autocast: products, convolutions and attention see floating-point tensors cast to dtype
+// (weights too, at each use), most losses see 32 bits (on GPUs softmax and norms, too), all others what they are given. BF16, F16, or F32 for no
+// casts inside of another Autocast.
+//
+//	err := world.Autocast(sw.BF16, func() error {
+//		loss = model.Loss(x)
+//		return nil
+//	})
+//	loss.Backward()
+//
+// Backward belongs outside: an operator goes back in the types that it had, and a parameter's gradient has the parameter's.
+func (w *World) Autocast(dtype DType, body func() error) (err error) {
+	if body == nil {
+		return noBody()
+	}
+	r, err := begin(w)
+	if err != nil {
+		return err
+	}
+	casting, there := map[DType]GradMode{F32: 0, F16: c.ModeAutocastFloat16, BF16: c.ModeAutocastBFloat16}[dtype]
+	if !there {
+		r.leave()
+		return invalid("argument 'dtype' is %v; wanted BF16 or F16, or F32 for no casts", dtype)
+	}
+	return r.under(r.mode&^autocasts|casting, body)
 }
 
 // FlightRecord is the last operations of every group of this rank, as JSON. From any goroutine, also

@@ -82,9 +82,11 @@ const (
 
 // Numbers of swv_grad_mode.
 const (
-	ModeGrad      = C.SWV_MODE_GRAD
-	ModeNoGrad    = C.SWV_MODE_NO_GRAD
-	ModeInference = C.SWV_MODE_INFERENCE
+	ModeGrad             = C.SWV_MODE_GRAD
+	ModeNoGrad           = C.SWV_MODE_NO_GRAD
+	ModeInference        = C.SWV_MODE_INFERENCE
+	ModeAutocastFloat16  = C.SWV_MODE_AUTOCAST_FLOAT16
+	ModeAutocastBFloat16 = C.SWV_MODE_AUTOCAST_BFLOAT16
 )
 
 // Numbers of swv_muon_lr_scale.

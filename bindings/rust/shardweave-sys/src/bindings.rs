@@ -506,7 +506,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Never blocks."]
+    #[doc = " Does not wait for other ranks. Of a GPU's memory that goes by way of the host, what has come is copied\n back here, after what its stream has to do before; anything else never blocks."]
     pub fn swv_work_is_done(work: *const swv_work, out_is_done: *mut swv_bool) -> *mut swv_status;
 }
 extern "C" {
@@ -580,7 +580,7 @@ extern "C" {
 }
 extern "C" {
     #[must_use]
-    #[doc = " Success, or the error that broke the group."]
+    #[doc = " Success, or the error that broke the group, as far as this rank knows. Any thread."]
     pub fn swv_comm_health(comm: *const swv_comm) -> *mut swv_status;
 }
 #[doc = " One rank's part in one operation, validated. What it points to lives during start(), the memory\n of in and out until the operation is done."]
@@ -662,7 +662,7 @@ pub struct swv_backend {
             out_self: *mut *mut ::std::os::raw::c_void,
         ) -> *mut swv_status,
     >,
-    #[doc = " Pending and later operations fail, on all ranks where possible."]
+    #[doc = " Pending and later operations fail, on all ranks where possible, and so do copies: whoever waits in a\n function of the table returns."]
     pub abort: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -670,7 +670,7 @@ pub struct swv_backend {
             reason: *const ::std::os::raw::c_char,
         ),
     >,
-    #[doc = " Once for each self, its own and those of subgroups."]
+    #[doc = " Once for each self, its own and those of subgroups. What is under way on the CPU's memory is given\n up. Must not wait for other ranks; may be NULL."]
     pub drop: ::std::option::Option<unsafe extern "C" fn(self_: *mut ::std::os::raw::c_void)>,
     #[doc = " The memory that it moves: the CPU's, or, of a swv_device_backend, that of this GPU."]
     pub device: swv_device,
@@ -719,7 +719,7 @@ pub struct swv_device_backend {
     pub struct_size: usize,
     #[doc = " first argument of the functions"]
     pub self_: *mut ::std::os::raw::c_void,
-    #[doc = " Fills *out_backend, an SWV_BACKEND_INIT: its device is this rank's GPU. `bootstrap` has the\n group's ranks and is for this table alone: what brings them together goes over it. It is borrowed;\n to keep it, swv_comm_share. All ranks of the group call this at once. An error on one of them is\n an error on all: the library sees to it."]
+    #[doc = " Fills *out_backend, an SWV_BACKEND_INIT, as far as its struct_size goes: its device is this rank's\n GPU, and it has wait and done. `bootstrap` has the group's ranks and is for this table alone: what\n brings them together goes over it. It is borrowed; to keep it, swv_comm_share. All ranks of the group\n call this at once. An error on one of them is an error on all: the library aborts `bootstrap`."]
     pub connect: ::std::option::Option<
         unsafe extern "C" fn(
             self_: *mut ::std::os::raw::c_void,
@@ -729,12 +729,12 @@ pub struct swv_device_backend {
             out_backend: *mut swv_backend,
         ) -> *mut swv_status,
     >,
-    #[doc = " When no group needs it any more, from whatever thread ends the last. Once, also if the world is\n not made."]
+    #[doc = " When no group needs it any more, from whatever thread ends the last. Once, also if the world is\n not made. May be NULL."]
     pub drop: ::std::option::Option<unsafe extern "C" fn(self_: *mut ::std::os::raw::c_void)>,
 }
 extern "C" {
     #[must_use]
-    #[doc = " The world of this rank over a backend of the caller. `backend` is copied. options: timeout and\n device_backend only; with the latter COLLECTIVE."]
+    #[doc = " The world of this rank over a backend of the caller. `backend` is copied. options: timeout and\n device_backend only; with the latter COLLECTIVE, and `backend` has a subgroup."]
     pub fn swv_world_create_with_backend(
         backend: *const swv_backend,
         group: *const swv_group,
@@ -1150,13 +1150,16 @@ extern "C" {
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-#[doc = " Whether a call is recorded for gradients. Never a property of the thread."]
+#[doc = " Whether a call is recorded for gradients: one of SWV_MODE_... And whether it runs under LibTorch's\n autocast: one of SWV_MODE_AUTOCAST_... may be added. Products, convolutions and attention then see\n floating-point tensors cast to that type (weights too, at each use), most losses see float32 (on\n GPUs softmax and norms, too), all others what they are given. Backward needs none: an operator goes\n back in the types that it had, and a parameter's gradient has the parameter's. Never a property of\n the thread: a callback gets the mode of the call that it is in."]
 pub type swv_grad_mode = i32;
 #[doc = " if an input requires grad"]
 pub const SWV_MODE_GRAD: i32 = 0;
 pub const SWV_MODE_NO_GRAD: i32 = 1;
-#[doc = " not at all, ever: its results cannot be used with SWV_MODE_GRAD later"]
+#[doc = " not at all, ever: SWV_MODE_GRAD refuses its results later"]
 pub const SWV_MODE_INFERENCE: i32 = 2;
+#[doc = " SWV_MODE_GRAD | SWV_MODE_AUTOCAST_FLOAT16"]
+pub const SWV_MODE_AUTOCAST_FLOAT16: i32 = 4;
+pub const SWV_MODE_AUTOCAST_BFLOAT16: i32 = 8;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_tensor_options {
@@ -1740,7 +1743,7 @@ extern "C" {
         out_tensor: *mut *mut swv_tensor,
     ) -> *mut swv_status;
 }
-#[doc = " A part of the host's forward whose intermediate results are not kept: backward runs it again.\n Both runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the\n host sees to it that they compute the same. Their mode is SWV_MODE_NO_GRAD first\n (SWV_MODE_INFERENCE if the call's is), SWV_MODE_GRAD again."]
+#[doc = " A part of the host's forward whose intermediate results are not kept: backward runs it again.\n Both runs draw the same random numbers on the meshes of the inputs, and have the same inputs; the\n host sees to it that they compute the same. Their mode is SWV_MODE_NO_GRAD first\n (SWV_MODE_INFERENCE if the call's is), SWV_MODE_GRAD again, and the call's autocast both times."]
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_segment {

@@ -9,6 +9,7 @@ use std::thread::{self, ThreadId};
 
 use shardweave_sys as sys;
 
+use crate::dtype::DType;
 use crate::error::{Code, Error, Result};
 use crate::ffi::{c_text, panic_error, status_of, without_panics};
 use crate::source::called_here;
@@ -27,27 +28,59 @@ pub enum GradMode {
     Inference = sys::SWV_MODE_INFERENCE,
 }
 
+/// What the C interface takes as an argument of each call: a [`GradMode`], and what is cast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mode {
+    recording: GradMode,
+    autocast: i32,
+}
+
 thread_local! {
-    /// Of this thread. The C interface takes the mode as an argument of each call and remembers
-    /// nothing; here it is the innermost `no_grad` or `inference` around the call, which cannot
-    /// move to another thread while it runs.
-    static MODE: Cell<GradMode> = const { Cell::new(GradMode::Grad) };
+    /// Of this thread. The C interface remembers nothing; here it is what the innermost `no_grad`,
+    /// `inference` and `autocast` around the call say, which cannot move to another thread while it
+    /// runs.
+    static MODE: Cell<Mode> =
+        const { Cell::new(Mode { recording: GradMode::Grad, autocast: 0 }) };
+}
+
+impl Mode {
+    /// Around this call, as the C interface wants it.
+    #[inline]
+    pub(crate) fn current() -> i32 {
+        let mode = MODE.with(Cell::get);
+        mode.recording as i32 | mode.autocast
+    }
+
+    /// Of a callback.
+    pub(crate) fn from_number(number: i32) -> Result<Mode> {
+        let autocast = number & (sys::SWV_MODE_AUTOCAST_FLOAT16 | sys::SWV_MODE_AUTOCAST_BFLOAT16);
+        let recording = match number - autocast {
+            sys::SWV_MODE_GRAD => GradMode::Grad,
+            sys::SWV_MODE_NO_GRAD => GradMode::NoGrad,
+            sys::SWV_MODE_INFERENCE => GradMode::Inference,
+            _ => return Err(Error::newer_library("mode", number)),
+        };
+        Ok(Mode { recording, autocast })
+    }
+
+    /// Calls `body` in it.
+    pub(crate) fn around<R>(self, body: impl FnOnce() -> R) -> R {
+        struct Restore(Mode);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                MODE.with(|current| current.set(self.0));
+            }
+        }
+        let _restore = Restore(MODE.with(|current| current.replace(self)));
+        body()
+    }
 }
 
 impl GradMode {
     /// Of the innermost [`no_grad`] or [`inference`] around the call, else [`GradMode::Grad`].
     #[inline]
     pub fn current() -> GradMode {
-        MODE.with(Cell::get)
-    }
-
-    pub(crate) fn from_number(number: i32) -> Result<GradMode> {
-        match number {
-            sys::SWV_MODE_GRAD => Ok(GradMode::Grad),
-            sys::SWV_MODE_NO_GRAD => Ok(GradMode::NoGrad),
-            sys::SWV_MODE_INFERENCE => Ok(GradMode::Inference),
-            number => Err(Error::newer_library("grad mode", number)),
-        }
+        MODE.with(Cell::get).recording
     }
 }
 
@@ -61,14 +94,7 @@ impl GradMode {
 /// # Ok::<(), shardweave::Error>(())
 /// ```
 pub fn with_grad_mode<R>(mode: GradMode, body: impl FnOnce() -> R) -> R {
-    struct Restore(GradMode);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            MODE.with(|current| current.set(self.0));
-        }
-    }
-    let _restore = Restore(MODE.with(|current| current.replace(mode)));
-    body()
+    Mode { recording: mode, ..MODE.with(Cell::get) }.around(body)
 }
 
 /// Calls `body` without recording anything for gradients.
@@ -79,6 +105,38 @@ pub fn no_grad<R>(body: impl FnOnce() -> R) -> R {
 /// The same where the results will never take part in a recorded call: cheaper.
 pub fn inference<R>(body: impl FnOnce() -> R) -> R {
     with_grad_mode(GradMode::Inference, body)
+}
+
+/// Calls `body` under LibTorch's autocast: products, convolutions and attention see floating-point
+/// tensors cast to `dtype` (weights too, at each use), most losses see 32 bits (on GPUs
+/// softmax and norms, too), all others what they are given. [`DType::Bf16`], [`DType::F16`], or [`DType::F32`] for no casts inside of another
+/// `autocast`; another type is [`InvalidArgument`](crate::Code::InvalidArgument).
+///
+/// Backward belongs outside: an operator goes back in the types that it had, and a parameter's
+/// gradient has the parameter's.
+///
+/// ```
+/// use shardweave::{autocast, DType, TensorOptions};
+/// let w = TensorOptions::new().requires_grad(true).ones(&[3, 3])?;
+/// let y = autocast(DType::Bf16, || w.matmul(&w))?;
+/// assert_eq!(y.dtype()?, DType::Bf16);
+/// y.sum()?.backward()?;
+/// assert_eq!(w.grad()?.unwrap().dtype()?, DType::F32);
+/// # Ok::<(), shardweave::Error>(())
+/// ```
+pub fn autocast<R>(dtype: DType, body: impl FnOnce() -> Result<R>) -> Result<R> {
+    let autocast = match dtype {
+        DType::F32 => 0,
+        DType::F16 => sys::SWV_MODE_AUTOCAST_FLOAT16,
+        DType::Bf16 => sys::SWV_MODE_AUTOCAST_BFLOAT16,
+        other => {
+            let what = format!(
+                "autocast: argument 'dtype' is {other:?}; wanted Bf16 or F16, or F32 for no casts"
+            );
+            return Err(Error::invalid(what));
+        }
+    };
+    Mode { autocast, ..MODE.with(Cell::get) }.around(body)
 }
 
 /// Of [`Tensor::backward_with`] and [`gradients`].
@@ -337,7 +395,7 @@ pub fn apply<F: Function>(
     // Drops the function also if it fails.
     call!(swv_function_apply(
         &raw,
-        GradMode::current() as i32,
+        Mode::current(),
         inputs.as_ptr(),
         inputs.len(),
         outputs.as_mut_ptr(),
@@ -420,7 +478,7 @@ where
     // Drops the closure also if it fails.
     call!(swv_checkpoint(
         &raw,
-        GradMode::current() as i32,
+        Mode::current(),
         inputs.as_ptr(),
         inputs.len(),
         outputs.as_mut_ptr(),
@@ -442,7 +500,7 @@ where
         let function = unsafe { Segment::<F>::on_its_thread(segment, "checkpoint")? };
         // SAFETY: what the header says of the call.
         let (call, inputs) = unsafe { (&*call, inputs_of(&*call)) };
-        let results = with_grad_mode(GradMode::from_number(call.mode)?, || function(inputs))?;
+        let results = Mode::from_number(call.mode)?.around(|| function(inputs))?;
         debug_assert_eq!(call.num_outputs, N);
         for (i, result) in results.into_iter().enumerate() {
             // SAFETY: there is room for N; the library takes the handle over.
@@ -490,9 +548,8 @@ unsafe extern "C" fn forward<F: Function>(
         let applied = unsafe { &*function.cast::<Applied<F>>() };
         // SAFETY: the same.
         let (call, inputs) = unsafe { (&*call, inputs_of(&*call)) };
-        let results = with_grad_mode(GradMode::from_number(call.mode)?, || {
-            applied.function.forward(&context_of(call.context), inputs)
-        })?;
+        let results = Mode::from_number(call.mode)?
+            .around(|| applied.function.forward(&context_of(call.context), inputs))?;
         check_count::<F>("forward", "outputs", results.len(), call.num_outputs)?;
         for (i, result) in results.into_iter().enumerate() {
             // SAFETY: there is room for num_outputs; the library takes the handle over.
@@ -513,9 +570,8 @@ unsafe extern "C" fn backward<F: Function>(
         let body = || {
             // SAFETY: as in forward().
             let (call, grads) = unsafe { (&*call, inputs_of(&*call)) };
-            let results = with_grad_mode(GradMode::from_number(call.mode)?, || {
-                applied.function.backward(&context_of(call.context), grads)
-            })?;
+            let results = Mode::from_number(call.mode)?
+                .around(|| applied.function.backward(&context_of(call.context), grads))?;
             check_count::<F>("backward", "gradients", results.len(), call.num_outputs)?;
             for (i, result) in results.into_iter().enumerate() {
                 // SAFETY: there is room for num_outputs; the library takes the handle over.
@@ -580,10 +636,16 @@ mod tests {
     /// What records for gradients is never guessed.
     #[test]
     fn a_mode_of_a_newer_library_is_an_error() {
-        for mode in [GradMode::Grad, GradMode::NoGrad, GradMode::Inference] {
-            assert_eq!(GradMode::from_number(mode as i32), Ok(mode));
+        for recording in [GradMode::Grad, GradMode::NoGrad, GradMode::Inference] {
+            for autocast in [0, sys::SWV_MODE_AUTOCAST_FLOAT16, sys::SWV_MODE_AUTOCAST_BFLOAT16] {
+                let mode = Mode { recording, autocast };
+                assert_eq!(Mode::from_number(recording as i32 | autocast), Ok(mode));
+                assert_eq!(mode.around(Mode::current), recording as i32 | autocast);
+            }
         }
-        assert_eq!(GradMode::from_number(77).unwrap_err().code(), Code::Unimplemented);
+        for number in [3, 16, 77, -1] {
+            assert_eq!(Mode::from_number(number).unwrap_err().code(), Code::Unimplemented);
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use shardweave_sys as sys;
 
-use crate::autograd::GradMode;
+use crate::autograd::Mode;
 use crate::error::{Code, Error, Result};
 use crate::ffi::c_text;
 use crate::field::ModuleField;
@@ -93,7 +93,7 @@ impl Forward {
         let scope = match &*self.0.borrow() {
             Some(forward) => Some(create!(swv_forward_begin(
                 forward.as_ptr(),
-                GradMode::current() as i32,
+                Mode::current(),
                 given.as_ptr(),
                 given.len(),
                 laid_out.as_mut_ptr(),

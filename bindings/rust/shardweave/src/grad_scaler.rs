@@ -2,7 +2,7 @@
 
 use shardweave_sys as sys;
 
-use crate::autograd::GradMode;
+use crate::autograd::Mode;
 use crate::error::{Of, Result};
 use crate::module::Module;
 use crate::source::called_here;
@@ -81,7 +81,7 @@ impl GradScaler {
 
     /// The loss times the scale.
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
-        let mode = GradMode::current() as i32;
+        let mode = Mode::current();
         create!(swv_grad_scaler_scale(self.as_ptr(), loss.as_const_ptr(), mode))
             .map(Tensor::from_handle)
     }

@@ -125,8 +125,8 @@ mod world;
 pub use arithmetic::{Operand, TensorResult};
 pub use auto_plan::{auto_plan, AutoPlan, AutoPlanOptions};
 pub use autograd::{
-    apply, checkpoint, gradients, inference, no_grad, with_grad_mode, BackwardOptions, Function,
-    FunctionContext, GradMode,
+    apply, autocast, checkpoint, gradients, inference, no_grad, with_grad_mode, BackwardOptions,
+    Function, FunctionContext, GradMode,
 };
 pub use captured_step::CapturedStep;
 pub use checkpoint::{

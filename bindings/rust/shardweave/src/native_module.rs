@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use shardweave_sys as sys;
 
-use crate::autograd::GradMode;
+use crate::autograd::Mode;
 use crate::error::{Of, Result};
 use crate::ffi::c_text;
 use crate::members::Members;
@@ -121,7 +121,7 @@ impl NativeModule {
             call!(swv_module_call_named(
                 self.0.as_ptr(),
                 method.as_ptr(),
-                GradMode::current() as i32,
+                Mode::current(),
                 all.as_ptr().cast(),
                 all.len(),
                 names.as_ptr(),

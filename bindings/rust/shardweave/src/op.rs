@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use shardweave_sys as sys;
 
-use crate::autograd::GradMode;
+use crate::autograd::Mode;
 use crate::dtype::{DType, Device};
 use crate::element::{Bf16, Complex, F16};
 use crate::error::{Code, Error, Of, Result};
@@ -608,11 +608,11 @@ impl Op {
         let names: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
         let mut all = arguments.to_vec();
         all.extend(named.iter().map(|(_, value)| *value));
-        let mode = GradMode::current();
+        let mode = Mode::current();
         R::receive(|out, capacity, count| {
             call!(swv_op_call_named(
                 self.as_ptr(),
-                mode as i32,
+                mode,
                 all.as_ptr().cast(),
                 all.len(),
                 names.as_ptr(),
@@ -662,12 +662,12 @@ pub(crate) fn call_module<R: FromResults>(
 ) -> Result<R> {
     let _here = called_here();
     let method = c_text(method, "method").of("ScriptModule::call")?;
-    let mode = GradMode::current();
+    let mode = Mode::current();
     R::receive(|out, capacity, count| {
         call!(swv_module_call(
             module,
             method.as_ptr(),
-            mode as i32,
+            mode,
             arguments.as_ptr().cast(),
             arguments.len(),
             out,
@@ -729,11 +729,11 @@ impl KnownOp {
 
 #[inline]
 fn call_op<R: FromResults>(op: NonNull<sys::swv_op>, arguments: &[Arg<'_>]) -> Result<R> {
-    let mode = GradMode::current();
+    let mode = Mode::current();
     R::receive(|out, capacity, count| {
         call!(swv_op_call(
             op.as_ptr(),
-            mode as i32,
+            mode,
             arguments.as_ptr().cast(),
             arguments.len(),
             out,

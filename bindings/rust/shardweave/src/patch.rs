@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 
 use shardweave_sys as sys;
 
-use crate::autograd::{drop_segment, inputs_of, with_grad_mode, GradMode, Segment};
+use crate::autograd::{drop_segment, inputs_of, Mode, Segment};
 use crate::error::{Error, Of, Result};
 use crate::ffi::{c_text, status_of};
 use crate::native_module::NativeModule;
@@ -58,7 +58,7 @@ impl PatchCall<'_> {
         let mut outputs = [ptr::null_mut(); N];
         call!(swv_function_context_original(
             self.context.as_ptr(),
-            GradMode::current() as i32,
+            Mode::current(),
             handles.as_ptr(),
             handles.len(),
             outputs.as_mut_ptr(),
@@ -143,7 +143,7 @@ where
             fqn: unsafe { CStr::from_ptr(call.fqn) }.to_str().unwrap_or("?"),
             inputs,
         };
-        let results = with_grad_mode(GradMode::from_number(call.mode)?, || function(&patched))?;
+        let results = Mode::from_number(call.mode)?.around(|| function(&patched))?;
         for (i, result) in results.into_iter().enumerate() {
             // SAFETY: there is room for N; the library takes the handle over.
             unsafe { *call.outputs.add(i) = result.into_raw() };

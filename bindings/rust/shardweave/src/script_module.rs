@@ -1,7 +1,7 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use crate::autograd::GradMode;
+use crate::autograd::Mode;
 use crate::error::{Error, Of, Result};
 use crate::ffi::c_text;
 use crate::members::Members;
@@ -72,7 +72,7 @@ impl ScriptModule {
             call!(swv_module_call_named(
                 self.handle.as_ptr(),
                 method.as_ptr(),
-                GradMode::current() as i32,
+                Mode::current(),
                 all.as_ptr().cast(),
                 all.len(),
                 raw_names.as_ptr(),

@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use shardweave_sys as sys;
 
 use crate::args;
-use crate::autograd::{no_grad, GradMode};
+use crate::autograd::{no_grad, Mode};
 use crate::dtype::{number_of, DType, Device};
 use crate::element::Element;
 use crate::error::{Code, Error, Of, Result};
@@ -506,7 +506,7 @@ impl Tensor {
             layout.as_ptr(),
             sizes.map_or(ptr::null(), <[i64]>::as_ptr),
             sizes.map_or(0, <[i64]>::len),
-            GradMode::current() as i32,
+            Mode::current(),
         ))
         .map(Tensor)
     }
@@ -524,7 +524,7 @@ impl Tensor {
     }
 
     fn local(&self, grad_layout: *const sys::swv_layout) -> Result<Tensor> {
-        let mode = GradMode::current() as i32;
+        let mode = Mode::current();
         create!(swv_tensor_to_local(self.as_const_ptr(), grad_layout, mode)).map(Tensor)
     }
 
@@ -533,7 +533,7 @@ impl Tensor {
     pub fn redistribute(&self, layout: impl IntoLayout) -> Result<Tensor> {
         let _here = called_here();
         let layout = self.mesh().and_then(|mesh| layout.into_layout(&mesh));
-        let (layout, mode) = (layout.of("Tensor::redistribute")?, GradMode::current() as i32);
+        let (layout, mode) = (layout.of("Tensor::redistribute")?, Mode::current());
         create!(swv_tensor_redistribute(self.as_const_ptr(), layout.as_ptr(), mode)).map(Tensor)
     }
 
@@ -541,7 +541,7 @@ impl Tensor {
     #[track_caller]
     pub fn full_tensor(&self) -> Result<Tensor> {
         let _here = called_here();
-        let mode = GradMode::current() as i32;
+        let mode = Mode::current();
         create!(swv_tensor_full_tensor(self.as_const_ptr(), mode)).map(Tensor)
     }
 

@@ -1,14 +1,14 @@
 //! What ranks compute, on many meshes; the answer of plain tensors is the oracle. And what they say
 //! when something is wrong.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use shardweave::{
-    apply, args, checkpoint, gradients, no_grad, AdamW, BackwardOptions, Code, Complex, CostModel,
-    DType, DeviceCost, Error, Function, FunctionContext, Layout, LinkCost, Members, Module, Op,
-    ParameterPlan, Placement, Placement::*, ReduceOp, Result, ScriptModule, Sgd, Source, Tensor,
-    TensorOptions, Value, World,
+    apply, args, autocast, checkpoint, gradients, no_grad, AdamW, BackwardOptions, Code, Complex,
+    CostModel, DType, DeviceCost, Error, Function, FunctionContext, Layout, LinkCost, Members,
+    Module, Op, ParameterPlan, Placement, Placement::*, ReduceOp, Result, ScriptModule, Sgd,
+    Source, Tensor, TensorOptions, Value, World,
 };
 
 const MESHES: [&[(&str, i64)]; 6] = [
@@ -700,6 +700,51 @@ fn checkpoints_that_panic_or_fail() {
     let error = checkpoint(failing_in(0, false), &[]).unwrap_err();
     assert!(error.message().starts_with("checkpoint: "), "{error}");
     assert_eq!(Rc::strong_count(&runs), 1);
+}
+
+/// Is what the innermost says, whatever is recorded, on a mesh too; a segment has it in both runs.
+#[test]
+fn autocast_nests_and_ends() {
+    let body = |world: &World| {
+        let mesh = world.device_mesh(&[("x", 2)])?;
+        let whole = Tensor::ones(&[4, 4])?;
+        let cut = whole.distribute(&mesh, [("x", Shard(0))])?;
+        for w in [&whole, &cut] {
+            w.set_requires_grad(true)?;
+            let product = || w.matmul(w).and_then(|y| y.dtype());
+            autocast(DType::Bf16, || {
+                assert_eq!(product()?, DType::Bf16);
+                assert_eq!(no_grad(product)?, DType::Bf16);
+                assert_eq!(autocast(DType::F32, product)?, DType::F32);
+                assert_eq!(autocast(DType::F16, product)?, DType::F16);
+                product()
+            })?;
+            let recorded = || w.matmul(w).and_then(|y| y.requires_grad());
+            assert!(!no_grad(|| autocast(DType::Bf16, recorded))?);
+            assert_eq!(product()?, DType::F32);
+            let panics = || autocast::<()>(DType::Bf16, || panic!("inside"));
+            assert!(std::panic::catch_unwind(panics).is_err());
+            assert_eq!(product()?, DType::F32);
+
+            let seen = Rc::new(RefCell::new(Vec::new()));
+            let sees = seen.clone();
+            let square = move |x: &[Tensor]| {
+                let y = x[0].matmul(&x[0])?;
+                sees.borrow_mut().push(y.dtype()?);
+                Ok([y])
+            };
+            let [y] = autocast(DType::Bf16, || checkpoint(square, &[w]))?;
+            y.sum()?.backward()?;
+            assert_eq!(*seen.borrow(), [DType::Bf16; 2]);
+        }
+        let error = autocast(DType::F64, || Ok(())).unwrap_err();
+        assert!(
+            error.message().contains("autocast: argument 'dtype' is F64; wanted Bf16"),
+            "{error}"
+        );
+        Ok(())
+    };
+    World::threads(2).run(body).unwrap();
 }
 
 #[test]
