@@ -126,6 +126,7 @@ struct GroupInfo {
   std::string name;                  // for messages
   int rank = 0;                      // this rank's number in the group
   std::vector<int64_t> world_ranks;  // group rank -> rank in the world
+  bool has_threads = false;          // some of these ranks are threads of one process; same on all
   int size() const { return static_cast<int>(world_ranks.size()); }
 };
 // "all_reduce #12 'loss' of group 'dp' (rank 1 of 4)": how messages name a call.

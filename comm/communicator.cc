@@ -573,7 +573,9 @@ absl::StatusOr<std::shared_ptr<Communicator>> Communicator::subgroup(
     absl::Span<const int64_t> members, std::string name) {
   if (absl::Status status = health(); !status.ok()) return status;
   const std::string list = absl::StrJoin(members, ",");
-  GroupInfo group{.name = std::move(name), .rank = -1};
+  // Of a backend that knows it only of all its ranks.
+  const bool has_threads = this->has_threads() && members.size() > 1;
+  GroupInfo group{.name = std::move(name), .rank = -1, .has_threads = has_threads};
   absl::flat_hash_set<int64_t> seen;
   std::vector<int> ranks;
   for (int64_t member : members) {

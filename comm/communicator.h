@@ -105,6 +105,8 @@ class Communicator : public std::enable_shared_from_this<Communicator>, private 
   // Group rank -> rank in the world.
   const std::vector<int64_t>& world_ranks() const { return backend_->group().world_ranks; }
   std::string_view backend_name() const { return backend_->name(); }
+  // Whether some of these ranks are threads of one process; the same on all ranks.
+  bool has_threads() const { return backend_->group().has_threads; }
 
   // "In place" says which overlap of in and out is allowed; any other is InvalidArgument.
 

@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/dtensor/error.h"
-#include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/dtensor/testing/counted_mesh.h"
 
 namespace shardweave {
 namespace {
@@ -67,14 +67,17 @@ TEST(AutocastTest, ParametersThatWereCastAreKeptUntilTheOutermostScopeEnds) {
 
 // A scope that begins before its thread has a mesh does not switch on again what the mesh switches off.
 TEST(AutocastTest, OnRankThreadsNothingIsKept) {
-  testing::on_mesh({{"x", 2}}, [](const MeshPtr& mesh) {
-    {
-      const AutocastScope autocast(at::kBFloat16);
-      const at::Tensor a = distribute_tensor(at::ones({4, 4}), mesh, Placements{Shard(0)});
-      EXPECT_EQ(at::mm(a, a).scalar_type(), at::kBFloat16);
-    }
-    EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
-  });
+  using testing::Carrier;
+  for (const Carrier carrier : {Carrier::kInproc, Carrier::kGloo}) {
+    testing::on_counted_mesh({{"x", 2}}, carrier, [](const MeshPtr& mesh, testing::Sent&) {
+      {
+        const AutocastScope autocast(at::kBFloat16);
+        const at::Tensor a = distribute_tensor(at::ones({4, 4}), mesh, Placements{Shard(0)});
+        EXPECT_EQ(at::mm(a, a).scalar_type(), at::kBFloat16);
+      }
+      EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
+    });
+  }
 }
 
 TEST(AutocastTest, OtherTypesAreRefused) {

@@ -15,7 +15,6 @@ namespace shardweave {
 namespace {
 
 class GlooBackend : public Backend {
-  using Channel = gloo_internal::Channel;
   using Engine = gloo_internal::Engine;
 
   // A group that this one was made from, which may be gone by now.
@@ -35,14 +34,15 @@ class GlooBackend : public Backend {
                                                           GroupInfo group, std::string interface,
                                                           std::string prefix, Ancestors ancestors,
                                                           Deadline deadline) {
-    absl::StatusOr<std::vector<Channel>> channels = gloo_internal::connect_mesh(
+    absl::StatusOr<gloo_internal::Channels> channels = gloo_internal::connect_mesh(
         *store, prefix, group,
         {.interface = interface,
          .build = gloo_internal::describe_build(),
          .watch = [&](const auto& missing) { return watch(ancestors, group, missing); }},
         deadline);
     if (!channels.ok()) return channels.status();
-    auto engine = std::make_shared<Engine>(group, *std::move(channels),
+    group.has_threads = channels->to_threads;
+    auto engine = std::make_shared<Engine>(group, std::move(channels->of_rank),
                                            gloo_internal::CollectiveSchedule::Limits(),
                                            ancestors.first_failure);
     // All ranks have connected. What others have broken since is for those who use the group to hear.

@@ -176,7 +176,7 @@ void run(int rank, int size, const std::string& directory) {
     double bound = 0;
     if (neighbour < size) {
       bound = median_us(calls, [&] {
-        exchange((*sockets)[neighbour].data.get(), reinterpret_cast<char*>(data.data()),
+        exchange(sockets->of_rank[neighbour].data.get(), reinterpret_cast<char*>(data.data()),
                  reinterpret_cast<char*>(other.data()), bytes);
       });
     }

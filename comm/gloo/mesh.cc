@@ -29,6 +29,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -73,6 +74,13 @@ std::string host_identity() {
   struct stat network {};
   ::stat("/proc/self/ns/net", &network);
   return str_cat(boot, "/", network.st_ino);
+}
+
+// Ranks that are threads of one process have the same.
+std::string process_identity() {
+  struct stat processes {};
+  ::stat("/proc/self/ns/pid", &processes);
+  return str_cat(host_identity(), "/", processes.st_ino, "/", ::getpid());
 }
 
 std::vector<int> nobody() {
@@ -366,10 +374,24 @@ absl::Status greet(const std::vector<UniqueFd>& sockets, const GroupInfo& group,
 
 // 3. All of it.
 
-absl::Status compare_builds(const std::vector<std::string>& hosts, const std::string& build,
-                            const GroupInfo& group) {
+// What a rank says of itself before anything else; in all builds the build comes first.
+struct Introduction {
+  std::string build;
+  std::string host;
+  std::string process;
+
+  std::string text() const { return str_cat(build, "\n", host, "\n", process); }
+  static Introduction of(std::string_view text) {
+    std::vector<std::string> lines = absl::StrSplit(text, '\n');
+    lines.resize(3);
+    return {lines[0], lines[1], lines[2]};
+  }
+};
+
+absl::Status compare_builds(const std::vector<Introduction>& ranks, const GroupInfo& group) {
+  const std::string& build = ranks[group.rank].build;
   for (int rank = 0; rank < group.size(); ++rank) {
-    const std::string theirs = hosts[rank].substr(0, hosts[rank].find('\n'));
+    const std::string& theirs = ranks[rank].build;
     if (theirs == build) continue;
     return absl::FailedPreconditionError(
         str_cat("the ranks run different builds of Shardweave: ", name_rank(group, group.rank),
@@ -378,7 +400,13 @@ absl::Status compare_builds(const std::vector<std::string>& hosts, const std::st
   return absl::OkStatus();
 }
 
-absl::StatusOr<::gloo::transport::tcp::attr> choose_address(const std::vector<std::string>& hosts,
+bool have_threads(const std::vector<Introduction>& ranks) {
+  absl::flat_hash_set<std::string> processes;
+  for (const Introduction& rank : ranks) processes.insert(rank.process);
+  return processes.size() < ranks.size();
+}
+
+absl::StatusOr<::gloo::transport::tcp::attr> choose_address(const std::vector<Introduction>& ranks,
                                                             const ConnectOptions& options) {
   ::gloo::transport::tcp::attr attr;
   if (!options.interface.empty()) {
@@ -389,8 +417,9 @@ absl::StatusOr<::gloo::transport::tcp::attr> choose_address(const std::vector<st
     attr.iface = options.interface;
     return attr;
   }
-  const bool one_host =
-      std::all_of(hosts.begin(), hosts.end(), [&](const std::string& h) { return h == hosts[0]; });
+  const bool one_host = std::all_of(ranks.begin(), ranks.end(), [&](const Introduction& rank) {
+    return rank.host == ranks[0].host;
+  });
   if (one_host) {
     attr.hostname = "127.0.0.1";
     return attr;
@@ -461,17 +490,18 @@ class Pairs {
   const std::vector<std::shared_ptr<::gloo::transport::Context>> contexts_;
 };
 
-absl::StatusOr<std::vector<Channel>> connect(Exchange& exchange, const GroupInfo& group,
-                                             const ConnectOptions& options, Deadline deadline) {
+absl::StatusOr<Channels> connect(Exchange& exchange, const GroupInfo& group,
+                                 const ConnectOptions& options, Deadline deadline) {
   const int size = group.size();
   if (absl::Status status = exchange.begin(); !status.ok()) return status;
-  const absl::StatusOr<std::vector<std::string>> hosts = exchange.all(
-      "host", str_cat(options.build, "\n", options.host.empty() ? host_identity() : options.host));
-  if (!hosts.ok()) return hosts.status();
-  if (absl::Status status = compare_builds(*hosts, options.build, group); !status.ok()) {
-    return status;
-  }
-  absl::StatusOr<::gloo::transport::tcp::attr> attr = choose_address(*hosts, options);
+  const Introduction mine{options.build, options.host.empty() ? host_identity() : options.host,
+                          process_identity()};
+  const absl::StatusOr<std::vector<std::string>> texts = exchange.all("host", mine.text());
+  if (!texts.ok()) return texts.status();
+  std::vector<Introduction> ranks;
+  for (const std::string& text : *texts) ranks.push_back(Introduction::of(text));
+  if (absl::Status status = compare_builds(ranks, group); !status.ok()) return status;
+  absl::StatusOr<::gloo::transport::tcp::attr> attr = choose_address(ranks, options);
   if (!attr.ok()) return attr.status();
   const std::shared_ptr<::gloo::transport::Device> device =
       ::gloo::transport::tcp::CreateDevice(*attr);
@@ -537,9 +567,9 @@ absl::StatusOr<std::vector<Channel>> connect(Exchange& exchange, const GroupInfo
     return status;
   }
   exchange.clean_up();
-  std::vector<Channel> channels(size);
+  Channels channels{std::vector<Channel>(size), have_threads(ranks)};
   for (int rank = 0; rank < size; ++rank) {
-    channels[rank] = {std::move(sockets[size_t{2} * rank]),
+    channels.of_rank[rank] = {std::move(sockets[size_t{2} * rank]),
                       std::move(sockets[size_t{2} * rank + 1])};
   }
   return channels;
@@ -547,13 +577,11 @@ absl::StatusOr<std::vector<Channel>> connect(Exchange& exchange, const GroupInfo
 
 }  // namespace
 
-absl::StatusOr<std::vector<Channel>> connect_mesh(Store& store, std::string_view prefix,
-                                                  const GroupInfo& group,
-                                                  const ConnectOptions& options,
-                                                  Deadline deadline) {
-  if (group.size() == 1) return std::vector<Channel>(1);
+absl::StatusOr<Channels> connect_mesh(Store& store, std::string_view prefix, const GroupInfo& group,
+                                      const ConnectOptions& options, Deadline deadline) {
+  if (group.size() == 1) return Channels{std::vector<Channel>(1)};
   Exchange exchange(store, prefix, group, options, deadline);
-  absl::StatusOr<std::vector<Channel>> channels;
+  absl::StatusOr<Channels> channels;
   try {
     channels = connect(exchange, group, options, deadline);
   } catch (const std::system_error& error) {  // of std::async
@@ -566,7 +594,7 @@ absl::StatusOr<std::vector<Channel>> connect_mesh(Store& store, std::string_view
     // When Gloo closes its own descriptor of a socket, it lets go of what is still on its way when
     // the last one is closed. But a rank that leaves owes that to the others.
     const linger none{};
-    for (const Channel& channel : *channels) {
+    for (const Channel& channel : channels->of_rank) {
       for (int fd : {channel.data.get(), channel.control.get()}) {
         ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
       }

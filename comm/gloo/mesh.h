@@ -1,7 +1,7 @@
 // Connects the ranks of a group, each with each, through Gloo.
 //
 //   auto channels = connect_mesh(*store, "gloo/dp", group, {.interface = "eth1"}, deadline);
-//   (*channels)[2].data.get();                 // a connected, non-blocking TCP socket to rank 2
+//   channels->of_rank[2].data.get();           // a connected, non-blocking TCP socket to rank 2
 //
 // Gloo finds the address of the interface, listens, and makes the connections; the ranks find each
 // other's addresses in the store. Then the sockets are taken from Gloo, and it is gone again, with
@@ -42,16 +42,19 @@ struct ConnectOptions {
   std::string host_name;
 };
 
-// One channel per rank, none at this rank's own place. All ranks of the group call, with the same
-// prefix, which no other call ever uses; the keys that begin with it are removed in the end, unless
+struct Channels {
+  std::vector<Channel> of_rank;  // none at this rank's own place
+  bool to_threads = false;       // some of the ranks are threads of one process
+};
+
+// All ranks of the group call, with the same prefix, which no other call ever uses; the keys that begin with it are removed in the end, unless
 // something went wrong.
 //
 // Errors, on every rank within a second, with the rank that met them: InvalidArgument: no such
 // interface; FailedPrecondition: the host's name leads nowhere, or to loopback where ranks are on
 // several hosts; the ranks' builds differ; what `watch` returns. DeadlineExceeded names the ranks
 // that did not come.
-absl::StatusOr<std::vector<Channel>> connect_mesh(Store& store, std::string_view prefix,
-                                                  const GroupInfo& group,
-                                                  const ConnectOptions& options, Deadline deadline);
+absl::StatusOr<Channels> connect_mesh(Store& store, std::string_view prefix, const GroupInfo& group,
+                                      const ConnectOptions& options, Deadline deadline);
 
 }  // namespace shardweave::gloo_internal

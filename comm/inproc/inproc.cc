@@ -210,6 +210,7 @@ struct InprocHub::State {
 InprocHub::InprocHub(int num_ranks) : state_(std::make_unique<State>()) {
   state_->registry = std::make_shared<inproc::Registry>(inproc::spin_for(num_ranks));
   state_->info.name = "world";
+  state_->info.has_threads = num_ranks > 1;
   state_->info.world_ranks.resize(num_ranks);
   std::iota(state_->info.world_ranks.begin(), state_->info.world_ranks.end(), 0);
   state_->world = state_->registry->make(state_->info);

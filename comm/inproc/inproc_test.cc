@@ -32,6 +32,17 @@ TEST(InprocTest, WhoeverWaitsLongSaysForWhom) {
   expect_late_ranks_are_named(inproc());
 }
 
+TEST(InprocTest, RanksAreThreads) {
+  const auto results = run_on_threads(inproc(), 3, [](const auto& comm) -> absl::Status {
+    EXPECT_TRUE(comm->has_threads());
+    const auto group = comm->split(comm->rank() == 2, 0, "group");
+    if (!group.ok()) return group.status();
+    EXPECT_EQ((*group)->has_threads(), comm->rank() != 2) << "a group of one has no others";
+    return absl::OkStatus();
+  });
+  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(InprocTest, ARankIsConnectedOnce) {
   InprocHub hub(2);
   std::shared_ptr<Communicator> comm = hub.connect(1);

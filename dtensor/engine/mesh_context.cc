@@ -16,7 +16,7 @@ MeshContext::MeshContext(ConnectedMesh& mesh)
   // What autocast has cast once it keeps in a table of the process, which any thread that leaves
   // its outermost scope clears: ranks that are threads would cast, and then communicate, unlike each
   // other. The switch is the thread's own.
-  if (mesh.world()->backend_name() == "inproc") at::autocast::set_autocast_cache_enabled(false);
+  if (mesh.world()->has_threads()) at::autocast::set_autocast_cache_enabled(false);
 }
 
 std::shared_ptr<MeshContext> MeshContext::of(const std::shared_ptr<ConnectedMesh>& mesh) {

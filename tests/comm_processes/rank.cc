@@ -54,6 +54,7 @@ absl::Status values(Communicator& comm) {
   }
   auto half = comm.split(rank % 2, -rank, "half");
   if (!half.ok()) return half.status();
+  if (comm.has_threads() || (*half)->has_threads()) return expect(false, "processes, not threads");
   double ranks = rank;
   const Buffer buffer = Buffer::of(&ranks, 1);
   absl::Status status = (*half)->all_reduce(buffer, buffer, ReduceOp::kMax).wait();
