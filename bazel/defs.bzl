@@ -17,6 +17,12 @@ They put the language version, the warnings, the include prefix and the linking 
         srcs = ["placement_test.cc"],    # GoogleTest and its main are there
         deps = [":placement"],
     )
+
+    shardweave_cc_tests(                 # :layout_test and :plan_test, one program
+        name = "tests",
+        srcs = ["layout_test.cc", "plan_test.cc"],
+        deps = [":placement"],
+    )
 """
 
 load("//bazel:cc_interface.bzl", "cc_interface")
@@ -111,12 +117,18 @@ def shardweave_c_test(name, data = [], size = "small", **kwargs):
         **kwargs
     )
 
-def _compiled_together(name, srcs, count, testonly):
+def _compiled_together(name, srcs, count, testonly, own_namespaces = False):
     """`srcs`, of which `count` source files at a time are compiled as one, and the options for that; 1: as they are."""
     if count == 1:
         return struct(srcs = srcs, copts = [])
     sources = [src for src in srcs if src.endswith(".cc")]
-    together(name = name + "_together", srcs = sources, count = count, testonly = testonly)
+    together(
+        name = name + "_together",
+        srcs = sources,
+        count = count,
+        own_namespaces = own_namespaces,
+        testonly = testonly,
+    )
     repository = native.repository_name()[1:]
     folder = ("external/%s/" % repository if repository else "") + native.package_name()
     return struct(
@@ -242,6 +254,44 @@ def shardweave_cc_test(name, deps = [], copts = [], data = [], size = "small", m
         deps = precompiled.deps + ([main] if main else []),
         **kwargs
     )
+
+def shardweave_cc_tests(name, srcs, deps, hdrs = [], together = 6, size = "small", data = [], **kwargs):
+    """Tests with GoogleTest and its main, each named as its file, that are compiled and linked a few at a time.
+
+    A file of LibTorch's templates takes ten seconds, six such files as one take twenty. Each test is a process of its own
+    all the same, which runs what is in its file; other files' global variables are there, so what replaces operator new or
+    registers operators is a shardweave_cc_test.
+
+    Args:
+      name: of the programs, with a number: what one debugs. A test's own name runs it alone.
+      srcs: the tests: dir/a_test.cc is a test "a_test".
+      deps: what is tested; "@libtorch" as of shardweave_cc_library.
+      hdrs: headers for them alone.
+      together: how many are one program.
+      size: of each, as of shardweave_cc_test.
+      data: files that the tests read.
+      **kwargs: further attributes of each test.
+    """
+    precompiled = _precompiled(deps, "libtorch_test_pch")
+    for begin in range(0, len(srcs), together):
+        part = srcs[begin:begin + together]
+        program = "%s_%d" % (name, begin // together)
+        compiled = _compiled_together(program, part, together, testonly = True, own_namespaces = True)
+        native.cc_binary(
+            name = program,
+            testonly = True,
+            srcs = compiled.srcs + hdrs,
+            copts = precompiled.copts + TEST_COPTS + compiled.copts,
+            deps = precompiled.deps + [Label("//bazel:test_main")],
+        )
+        for src in part:
+            native.sh_test(
+                name = src.split("/")[-1][:-len(".cc")],
+                size = size,
+                srcs = [":" + program],
+                data = data + _SUPPRESSIONS,
+                **kwargs
+            )
 
 def shardweave_cc_benchmark(name, deps = [], tags = [], **kwargs):
     """A Google Benchmark program with its main: `./bazelw run //mesh:device_mesh_benchmark`.

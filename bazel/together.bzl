@@ -9,8 +9,9 @@ the end of each. So files that see the same headers are compiled as one, which h
         count = 2,              # two files to compile: the first two, and the third
     )
 
-A name in an unnamed namespace is thus one name in a library. Messages, debuggers and std::source_location speak of the
-files as they are. `--define=together=no` compiles each by itself.
+A name in an unnamed namespace is thus one name in a library, but not in tests, which know nothing of each other:
+`own_namespaces` gives each file's unnamed namespaces the file's name. Messages, debuggers and std::source_location speak
+of the files as they are. `--define=together=no` compiles each by itself.
 """
 
 TogetherInfo = provider(
@@ -23,7 +24,8 @@ out=$1
 shift
 for file in "$@"; do
   printf '#line 1 "%s"\\n' "$file"
-  cat "$file"
+  name=${file##*/}
+  sed "s/^namespace {\$/namespace ${OWN_NAMESPACES:+${name%.cc} }{/" "$file"
 done >"$out"
 """
 
@@ -41,6 +43,7 @@ def _together_impl(ctx):
             arguments = [arguments],
             inputs = part,
             outputs = [out],
+            env = {"OWN_NAMESPACES": "yes"} if ctx.attr.own_namespaces else {},
             mnemonic = "Together",
             progress_message = "Putting together %s and what follows" % part[0].short_path,
         )
@@ -51,6 +54,7 @@ together = rule(
     implementation = _together_impl,
     attrs = {
         "count": attr.int(mandatory = True, doc = "how many are compiled as one"),
+        "own_namespaces": attr.bool(doc = "whether unnamed namespaces are each file's own; they get its name"),
         "srcs": attr.label_list(mandatory = True, allow_files = [".cc"]),
     },
     doc = "C++ files, each of which is several of `srcs`, in their order.",

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ATen/ATen.h"
+#include "capi/testing/host_model.h"
 #include "capi/testing/on_mesh.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -31,23 +32,6 @@ constexpr char kLlama[] =
 constexpr char kMlp[] =
     R"({"layers": [{"kind": "Linear", "in_features": 5, "out_features": 9}, {"kind": "ReLU"},
                    {"kind": "Linear", "in_features": 9, "out_features": 3}]})";
-
-at::Tensor whole(const at::Tensor& t) {
-  return shardweave::is_dtensor(t) ? shardweave::full_tensor(t.detach()) : t.detach();
-}
-
-std::vector<std::pair<std::string, at::Tensor>> parameters_of(swv_module* module) {
-  size_t count = 0;
-  ok(swv_module_num_parameters(module, &count));
-  std::vector<std::pair<std::string, at::Tensor>> all;
-  for (size_t i = 0; i < count; ++i) {
-    swv_string* fqn = nullptr;
-    Tensor tensor;
-    ok(swv_module_parameter(module, i, &fqn, tensor.out()));
-    all.emplace_back(text_of(fqn), tensor->tensor);
-  }
-  return all;
-}
 
 void fill(swv_module* module) {
   const at::NoGradGuard no_grad;

@@ -61,7 +61,7 @@ TEST(FullyShardMisuseTest, BadInput) {
       [](const MeshPtr& mesh) {
         Net model;
         fully_shard(*model, mesh);
-        parallelize_module(*model, mesh, {});
+        parallelize_module(*model, mesh, ShardingPlan{});
       },
       kFailedPrecondition, "plans come first");
   expect_error(
