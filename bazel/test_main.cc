@@ -35,7 +35,8 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const std::string elsewhere = tests_elsewhere(name_of(argv[0]));
   if (!elsewhere.empty()) {
-    std::string& filter = testing::GTEST_FLAG(filter);  // the user's, of --gtest_filter or --test_filter
+    std::string& filter =
+        testing::GTEST_FLAG(filter);  // the user's, of --gtest_filter or --test_filter
     // Behind its "-" stands what is left out.
     filter += filter.find('-') == std::string::npos ? "-" + elsewhere.substr(1) : elsewhere;
   }

@@ -25,7 +25,7 @@ shift
 for file in "$@"; do
   printf '#line 1 "%s"\\n' "$file"
   name=${file##*/}
-  sed "s/^namespace {\$/namespace ${OWN_NAMESPACES:+${name%.cc} }{/" "$file"
+  sed "s/^namespace {\\$/namespace ${OWN_NAMESPACES:+${name%.cc} }{/" "$file"
 done >"$out"
 """
 

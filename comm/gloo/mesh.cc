@@ -381,7 +381,7 @@ struct Introduction {
   std::string process;
 
   std::string text() const { return str_cat(build, "\n", host, "\n", process); }
-  static Introduction of(std::string_view text) {
+  static Introduction of(const std::string& text) {
     std::vector<std::string> lines = absl::StrSplit(text, '\n');
     lines.resize(3);
     return {lines[0], lines[1], lines[2]};
@@ -570,7 +570,7 @@ absl::StatusOr<Channels> connect(Exchange& exchange, const GroupInfo& group,
   Channels channels{std::vector<Channel>(size), have_threads(ranks)};
   for (int rank = 0; rank < size; ++rank) {
     channels.of_rank[rank] = {std::move(sockets[size_t{2} * rank]),
-                      std::move(sockets[size_t{2} * rank + 1])};
+                              std::move(sockets[size_t{2} * rank + 1])};
   }
   return channels;
 }
