@@ -32,6 +32,8 @@ reason=$(GOEXPERIMENT=$experiment go run -race "$probe/main.go" 2>&1) || { # com
   race=
   lacks "the race detector, which this Go has not: $(tail -n 1 <<<"$reason")"
 }
+# The examples' tests start a program fifty times, and each would sleep for a second at its end.
+export GORACE=atexit_sleep_ms=100
 GOEXPERIMENT=$experiment GODEBUG=cgocheck=1 run go test $race -vet=off -count=1 ./...
 say go test of allocations # which are others under the race detector
 run go test -vet=off -count=1 -run='Alloc|HotPath' -v ./shardweave
