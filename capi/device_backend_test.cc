@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -83,22 +84,29 @@ void expect_ok(swv_status* status) {
 }
 
 // One rank with its GPU.
+// What a device copies from later, where it is stuck never: kept to the end of the program.
+const std::vector<float>& keep(std::vector<float> values) {
+  static std::mutex mutex;
+  static auto& all = *new std::deque<std::vector<float>>;
+  const std::lock_guard lock(mutex);
+  return all.emplace_back(std::move(values));
+}
+
 struct Rank {
   int rank;
   swv_world* world;
   swv_comm* comm;
   std::shared_ptr<TestDevice> device;
-  mutable std::deque<std::vector<float>> values = {};  // which the device copies later
 
   swv_buffer put(std::vector<float> given, DeviceStream stream) const {
-    values.push_back(std::move(given));
+    const std::vector<float>& values = keep(std::move(given));
     swv_buffer b = SWV_BUFFER_INIT;
-    b.count = static_cast<int64_t>(values.back().size());
+    b.count = static_cast<int64_t>(values.size());
     b.dtype = SWV_DTYPE_F32;
     b.data = device->allocate(b.count * 4);
     b.device = {SWV_DEVICE_CUDA, rank};
     b.stream = stream.handle;
-    device->copy_to_device(b.data, values.back().data(), b.count * 4, stream);
+    device->copy_to_device(b.data, values.data(), b.count * 4, stream);
     return b;
   }
   std::vector<float> get(const swv_buffer& b, DeviceStream stream) const {
