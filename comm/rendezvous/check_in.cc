@@ -35,11 +35,10 @@ class CheckIn {
     absl::StatusOr<int64_t> count = store_.add(absl::StrCat(prefix_, "arrivals/", info_.rank), 1);
     if (!count.ok()) return count.status();
     if (*count > 1) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("another process was rank ", info_.rank, " of run \"", info_.run, "\" in ",
-                       store_.describe(),
-                       ": two ranks have the same number, or the store is that of"
-                       " an earlier run"));
+      return absl::AlreadyExistsError(absl::StrCat(
+          "rank ", info_.rank, " of run \"", info_.run, "\" has come to ", store_.describe(),
+          " before: two ranks have the same number, this one makes a world a second time,"
+          " or the store is that of an earlier run"));
     }
     return store_.set(member(info_.rank), absl::StrCat(info_.world_size, " ", myself));
   }

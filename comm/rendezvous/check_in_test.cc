@@ -130,8 +130,7 @@ TEST(CheckInTest, TwoProcessesWithOneRank) {
   ASSERT_TRUE(check_in(*store, member(0, 1), "h", absl::Seconds(1)).ok());
   const absl::Status status = check_in(*store, member(0, 1), "h", absl::Seconds(1)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("another process was rank 0 of run \"job7\""));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0 of run \"job7\" has come to"));
 }
 
 TEST(CheckInTest, DifferentWorldSizes) {
