@@ -108,9 +108,10 @@ pub fn inference<R>(body: impl FnOnce() -> R) -> R {
 }
 
 /// Calls `body` under LibTorch's autocast: products, convolutions and attention see floating-point
-/// tensors cast to `dtype` (weights too, at each use), most losses see 32 bits (on GPUs
-/// softmax and norms, too), all others what they are given. [`DType::Bf16`], [`DType::F16`], or [`DType::F32`] for no casts inside of another
-/// `autocast`; another type is [`InvalidArgument`](crate::Code::InvalidArgument).
+/// tensors cast to `dtype` (weights too, at each use), most losses see 32 bits (on GPUs softmax and
+/// norms, too), all others what they are given. [`DType::Bf16`], [`DType::F16`], or [`DType::F32`]
+/// for no casts inside of another `autocast`; another type is
+/// [`InvalidArgument`](crate::Code::InvalidArgument).
 ///
 /// Backward belongs outside: an operator goes back in the types that it had, and a parameter's
 /// gradient has the parameter's.
