@@ -95,7 +95,7 @@ def rust(now):
 
 
 def _camel(name):
-    special = {"dtype": "DType", "cpu": "CPU", "cuda": "CUDA", "sgd": "SGD", "adamw": "AdamW", "lr": "LR", "bf16": "BF16", "float16": "Float16", "bfloat16": "BFloat16"}
+    special = {"dtype": "DType", "cpu": "CPU", "cuda": "CUDA", "sgd": "SGD", "adamw": "AdamW", "lr": "LR", "bf16": "BF16", "f16": "F16"}
     return "".join(special.get(part, part[:1].upper() + part[1:]) for part in name.lower().split("_"))
 
 

@@ -14,7 +14,7 @@ using namespace c_test;  // NOLINT: this file is a test in it
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr swv_grad_mode kBFloat16 = SWV_MODE_GRAD | SWV_MODE_AUTOCAST_BFLOAT16;
+constexpr swv_grad_mode kBFloat16 = SWV_MODE_GRAD | SWV_MODE_AUTOCAST_BF16;
 
 swv_tensor* weight(swv_mesh* mesh, const char* layout) {
   const int64_t sizes[] = {4, 4};
@@ -67,9 +67,9 @@ TEST(AutocastTest, IsTheCallsAlone) {
       Tensor w;
       *w.out() = weight(on, "[S(0)]");
       for (const swv_grad_mode mode : {SWV_MODE_GRAD, SWV_MODE_NO_GRAD, SWV_MODE_INFERENCE}) {
-        EXPECT_EQ(type_of_product(w, mode | SWV_MODE_AUTOCAST_BFLOAT16), SWV_DTYPE_BF16);
+        EXPECT_EQ(type_of_product(w, mode | SWV_MODE_AUTOCAST_BF16), SWV_DTYPE_BF16);
         EXPECT_EQ(type_of_product(w, mode), SWV_DTYPE_F32);
-        EXPECT_EQ(type_of_product(w, mode | SWV_MODE_AUTOCAST_FLOAT16), SWV_DTYPE_F16);
+        EXPECT_EQ(type_of_product(w, mode | SWV_MODE_AUTOCAST_F16), SWV_DTYPE_F16);
         EXPECT_EQ(type_of_product(w, mode), SWV_DTYPE_F32);
       }
     }
@@ -118,13 +118,13 @@ TEST(AutocastTest, OtherModesAreRefused) {
   ok(swv_op_find("aten::mm", op.out()));
   const swv_value args[] = {swv_value_tensor(w), swv_value_tensor(w)};
   for (const swv_grad_mode mode :
-       {3, 16, -1, SWV_MODE_GRAD | SWV_MODE_AUTOCAST_FLOAT16 | SWV_MODE_AUTOCAST_BFLOAT16,
-        3 | SWV_MODE_AUTOCAST_FLOAT16}) {
+       {3, 16, -1, SWV_MODE_GRAD | SWV_MODE_AUTOCAST_F16 | SWV_MODE_AUTOCAST_BF16,
+        3 | SWV_MODE_AUTOCAST_F16}) {
     swv_value result = SWV_NONE;
     const std::string message = message_of(swv_op_call(op, mode, args, 2, &result, 1, nullptr));
     EXPECT_THAT(message, HasSubstr("argument 'mode' is " + std::to_string(mode) + "; wanted"));
     EXPECT_THAT(message,
-                HasSubstr("with SWV_MODE_AUTOCAST_FLOAT16, SWV_MODE_AUTOCAST_BFLOAT16 or neither"));
+                HasSubstr("with SWV_MODE_AUTOCAST_F16, SWV_MODE_AUTOCAST_BF16 or neither"));
   }
 }
 
@@ -159,8 +159,7 @@ TEST(AutocastTest, OfAFunctionAndNotOfItsBackward) {
   ok(swv_function_apply(&function, kBFloat16, inputs, 1, y.out(), 1));
   *loss.out() = call("aten::sum", SWV_MODE_GRAD, {y});
   ok(swv_tensor_backward(loss, nullptr, nullptr));
-  EXPECT_THAT(seen.modes,
-              ElementsAre(SWV_MODE_NO_GRAD | SWV_MODE_AUTOCAST_BFLOAT16, SWV_MODE_NO_GRAD));
+  EXPECT_THAT(seen.modes, ElementsAre(SWV_MODE_NO_GRAD | SWV_MODE_AUTOCAST_BF16, SWV_MODE_NO_GRAD));
   EXPECT_THAT(seen.types, ElementsAre(SWV_DTYPE_BF16, SWV_DTYPE_F32, SWV_DTYPE_F32, SWV_DTYPE_F32));
   EXPECT_EQ(type_of_product(w, SWV_MODE_GRAD), SWV_DTYPE_F32);
 }
@@ -174,11 +173,11 @@ TEST(AutocastTest, OfBothRunsOfASegment) {
     Tensor w, y, loss;
     *w.out() = weight(mesh, "[S(0)]");
     const swv_tensor* const inputs[] = {w};
-    ok(swv_checkpoint(&segment, SWV_MODE_GRAD | SWV_MODE_AUTOCAST_FLOAT16, inputs, 1, y.out(), 1));
+    ok(swv_checkpoint(&segment, SWV_MODE_GRAD | SWV_MODE_AUTOCAST_F16, inputs, 1, y.out(), 1));
     *loss.out() = call("aten::sum", SWV_MODE_GRAD, {y});
     ok(swv_tensor_backward(loss, nullptr, nullptr));
-    EXPECT_THAT(seen.modes, ElementsAre(SWV_MODE_NO_GRAD | SWV_MODE_AUTOCAST_FLOAT16,
-                                        SWV_MODE_GRAD | SWV_MODE_AUTOCAST_FLOAT16));
+    EXPECT_THAT(seen.modes, ElementsAre(SWV_MODE_NO_GRAD | SWV_MODE_AUTOCAST_F16,
+                                        SWV_MODE_GRAD | SWV_MODE_AUTOCAST_F16));
     EXPECT_THAT(seen.types,
                 ElementsAre(SWV_DTYPE_F16, SWV_DTYPE_F32, SWV_DTYPE_F16, SWV_DTYPE_F32));
   });

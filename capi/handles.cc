@@ -221,13 +221,10 @@ bool is_casting() {
   return !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autocast_dispatch_keyset);
 }
 
-// Parameters that are cast are not kept: no call of the interface is where that would end.
 Autocast autocast_of(swv_grad_mode casting) {
-  Autocast autocast = Autocast::to(casting == SWV_MODE_AUTOCAST_FLOAT16    ? at::kHalf
-                                   : casting == SWV_MODE_AUTOCAST_BFLOAT16 ? at::kBFloat16
-                                                                           : at::kFloat);
-  autocast.keeps_casts = false;
-  return autocast;
+  return Autocast::to(casting == SWV_MODE_AUTOCAST_F16    ? at::kHalf
+                      : casting == SWV_MODE_AUTOCAST_BF16 ? at::kBFloat16
+                                                          : at::kFloat);
 }
 
 }  // namespace
@@ -240,8 +237,7 @@ swv_grad_mode current_mode() {
   const Autocast now = Autocast::current();
   const Autocast::OfDevice& device = now.cpu.enabled ? now.cpu : now.cuda;
   if (!device.enabled) return recording;
-  return recording |
-         (device.dtype == at::kHalf ? SWV_MODE_AUTOCAST_FLOAT16 : SWV_MODE_AUTOCAST_BFLOAT16);
+  return recording | (device.dtype == at::kHalf ? SWV_MODE_AUTOCAST_F16 : SWV_MODE_AUTOCAST_BF16);
 }
 
 [[gnu::hot]] CallMode::CallMode(swv_grad_mode mode, const char* argument) {
@@ -252,7 +248,7 @@ swv_grad_mode current_mode() {
     fail_argument(argument,
                   str_cat("is ", mode,
                           "; wanted SWV_MODE_GRAD, SWV_MODE_NO_GRAD or SWV_MODE_INFERENCE, with "
-                          "SWV_MODE_AUTOCAST_FLOAT16, SWV_MODE_AUTOCAST_BFLOAT16 or neither"));
+                          "SWV_MODE_AUTOCAST_F16, SWV_MODE_AUTOCAST_BF16 or neither"));
   }
   use_num_threads();
   settle_deferral();

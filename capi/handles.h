@@ -76,8 +76,8 @@ std::vector<at::Tensor> tensors_or_undefined(const swv_tensor* const* handles, s
 // Gives all of them out, or, if there is no memory, none.
 void write_tensors(std::vector<at::Tensor> tensors, swv_tensor** out_tensors);
 
-// SWV_MODE_AUTOCAST_FLOAT16 and SWV_MODE_AUTOCAST_BFLOAT16.
-constexpr swv_grad_mode kAutocast = SWV_MODE_AUTOCAST_FLOAT16 | SWV_MODE_AUTOCAST_BFLOAT16;
+// SWV_MODE_AUTOCAST_F16 and SWV_MODE_AUTOCAST_BF16.
+constexpr swv_grad_mode kAutocast = SWV_MODE_AUTOCAST_F16 | SWV_MODE_AUTOCAST_BF16;
 // A mode without what says what is cast.
 constexpr swv_grad_mode recording_of(swv_grad_mode mode) {
   return mode & ~kAutocast;

@@ -906,18 +906,19 @@ SWV_API SWV_MUST_USE swv_status* swv_layout_plan(const swv_layout* from, const s
  * mesh holds a part). */
 
 /* Whether a call is recorded for gradients: one of SWV_MODE_... And whether it runs under LibTorch's
- * autocast: one of SWV_MODE_AUTOCAST_... may be added. Products, convolutions and attention then see
- * floating-point tensors cast to that type (weights too, at each use), most losses see float32 (on
- * GPUs softmax and norms, too), all others what they are given. Backward needs none: an operator goes
- * back in the types that it had, and a parameter's gradient has the parameter's. Never a property of
- * the thread: a callback gets the mode of the call that it is in. */
+ * autocast: one of SWV_MODE_AUTOCAST_... may be added. LibTorch's lists say which operators see what:
+ * products, convolutions and attention see floating-point tensors but float64 cast to that type
+ * (weights too, at each use), most losses see float32 (on GPUs softmax, norms and sums, too); forms
+ * that write into a tensor cast nothing. Backward needs none: an operator goes back in the types that
+ * it had, and a parameter's gradient has the parameter's. Never a property of the thread: a callback
+ * gets the mode of the call that it is in, a segment's second run that of swv_checkpoint(). */
 typedef int32_t swv_grad_mode;
 enum {
   SWV_MODE_GRAD = 0, /* if an input requires grad */
   SWV_MODE_NO_GRAD = 1,
-  SWV_MODE_INFERENCE = 2,        /* not at all, ever: SWV_MODE_GRAD refuses its results later */
-  SWV_MODE_AUTOCAST_FLOAT16 = 4, /* SWV_MODE_GRAD | SWV_MODE_AUTOCAST_FLOAT16 */
-  SWV_MODE_AUTOCAST_BFLOAT16 = 8
+  SWV_MODE_INFERENCE = 2,    /* not at all, ever: SWV_MODE_GRAD refuses its results later */
+  SWV_MODE_AUTOCAST_F16 = 4, /* SWV_MODE_GRAD | SWV_MODE_AUTOCAST_F16 */
+  SWV_MODE_AUTOCAST_BF16 = 8
 };
 
 typedef struct swv_tensor_options {

@@ -3,6 +3,7 @@
 #include "ATen/autocast_mode.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "shardweave/dtensor/engine/keep_no_casts.h"
 #include "shardweave/dtensor/error.h"
 
 namespace shardweave {
@@ -17,13 +18,13 @@ void set(c10::DeviceType device, const Autocast::OfDevice& autocast) {
   at::autocast::set_autocast_dtype(device, autocast.dtype);
 }
 
-// What keeps casts may have been switched off since (MeshContext): it is set where it differs only.
-void set(const Autocast& autocast, bool keeps_casts) {
+// Of this thread, by keep_no_casts().
+thread_local bool may_keep_casts = true;
+
+void set(const Autocast& autocast) {
   set(c10::DeviceType::CPU, autocast.cpu);
   set(c10::DeviceType::CUDA, autocast.cuda);
-  if (autocast.keeps_casts != keeps_casts) {
-    at::autocast::set_autocast_cache_enabled(autocast.keeps_casts);
-  }
+  at::autocast::set_autocast_cache_enabled(autocast.keeps_casts && may_keep_casts);
 }
 
 }  // namespace
@@ -40,6 +41,7 @@ Autocast Autocast::to(at::ScalarType dtype) {
                      "; wanted BFloat16 or Half, or Float for no casts")));
   }
   Autocast autocast = current();
+  autocast.keeps_casts = false;
   for (OfDevice* device : {&autocast.cpu, &autocast.cuda}) {
     device->enabled = dtype != at::kFloat;
     if (device->enabled) device->dtype = dtype;
@@ -50,12 +52,17 @@ Autocast Autocast::to(at::ScalarType dtype) {
 AutocastScope::AutocastScope(const Autocast& autocast)
     : before_(Autocast::current()), keeps_casts_(autocast.keeps_casts) {
   if (keeps_casts_) at::autocast::increment_nesting();
-  set(autocast, before_.keeps_casts);
+  set(autocast);
 }
 
 AutocastScope::~AutocastScope() {
   if (keeps_casts_ && at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-  set(before_, keeps_casts_);
+  set(before_);
+}
+
+void dtensor_internal::keep_no_casts() {
+  may_keep_casts = false;
+  at::autocast::set_autocast_cache_enabled(false);
 }
 
 }  // namespace shardweave

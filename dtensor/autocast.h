@@ -7,12 +7,12 @@
 //   }
 //   loss.backward();  // outside: each operator has the types of its forward
 //
-// Which operators see what is LibTorch's: products, convolutions and attention see floating-point tensors
-// cast to the scope's type, most losses see float32 (on GPUs softmax and norms, too), all others
-// what they are given.
-// Parameters and their gradients keep their types. A parameter that was cast is kept until the outermost
-// scope ends, except where ranks are threads: LibTorch has one table of them for the process, and
-// casts at each use there. docs/mixed_precision.md has the other ways.
+// LibTorch's lists say which operators see what: products, convolutions and attention see
+// floating-point tensors but float64 cast to the scope's type, most losses see float32 (on GPUs softmax,
+// norms and sums, too); forms that write into a tensor cast nothing. Parameters and their gradients keep
+// their types. A parameter is cast at each use: LibTorch's own table of what it has cast knows neither
+// the type nor whether an optimizer has stepped since, and is one for all threads of a process.
+// docs/mixed_precision.md has the other ways.
 //
 // Of the thread, on CPUs and on GPUs. No collective.
 #pragma once
@@ -28,10 +28,11 @@ struct Autocast {
     at::ScalarType dtype;
   };
   OfDevice cpu, cuda;
-  bool keeps_casts;  // of parameters, until the outermost scope ends
+  bool keeps_casts;  // of parameters, in LibTorch's table, until the outermost scope ends
 
   static Autocast current();
-  // To kBFloat16 or kHalf; kFloat: nothing is cast. Throws Error (InvalidArgument) for another type.
+  // To kBFloat16 or kHalf, without the table; kFloat: nothing is cast. Throws Error (InvalidArgument) for
+  // another type.
   static Autocast to(at::ScalarType dtype);
 };
 

@@ -47,37 +47,44 @@ TEST(AutocastTest, WhatWasSetBeforeComesBack) {
   at::autocast::set_autocast_dtype(at::kCPU, before);
 }
 
-// A parameter is cast once in the outermost scope, and no longer kept after it.
-TEST(AutocastTest, ParametersThatWereCastAreKeptUntilTheOutermostScopeEnds) {
+// LibTorch's table would give the first cast again, of whatever type, whatever has been written since.
+TEST(AutocastTest, ParametersAreCastAtEachUse) {
   const at::Tensor weight = at::ones({2, 2}).requires_grad_();
-  const auto version_of_use = [&] { return at::mm(weight, at::ones({2, 2})).sum().item<float>(); };
+  const auto use = [&] { return at::mm(weight, weight); };
+  const AutocastScope outer(at::kBFloat16);
+  EXPECT_EQ(use().scalar_type(), at::kBFloat16);
+  EXPECT_EQ(use().sum().item<float>(), 8);
+  weight.data().fill_(2);  // as an optimizer does
+  EXPECT_EQ(use().sum().item<float>(), 32);
   {
-    const AutocastScope outer(at::kBFloat16);
-    EXPECT_EQ(version_of_use(), 8);
-    weight.data().fill_(2);  // autograd does not hear of it, nor autocast
-    {
-      const AutocastScope inner(at::kBFloat16);
-      EXPECT_EQ(version_of_use(), 8);
-    }
-    EXPECT_EQ(version_of_use(), 8);
+    const AutocastScope inner(at::kHalf);
+    EXPECT_EQ(use().scalar_type(), at::kHalf);
   }
-  const AutocastScope autocast(at::kBFloat16);
-  EXPECT_EQ(version_of_use(), 16);
+  use().sum().backward();
+  EXPECT_EQ(weight.grad().scalar_type(), at::kFloat);
 }
 
-// A scope that begins before its thread has a mesh does not switch on again what the mesh switches off.
+// Nor do LibTorch's own scopes keep anything there, once the thread has a mesh; a scope that began before
+// does not switch it on again.
 TEST(AutocastTest, OnRankThreadsNothingIsKept) {
   using testing::Carrier;
   for (const Carrier carrier : {Carrier::kInproc, Carrier::kGloo}) {
     testing::on_counted_mesh({{"x", 2}}, carrier, [](const MeshPtr& mesh, testing::Sent&) {
-      {
-        const AutocastScope autocast(at::kBFloat16);
-        const at::Tensor a = distribute_tensor(at::ones({4, 4}), mesh, Placements{Shard(0)});
-        EXPECT_EQ(at::mm(a, a).scalar_type(), at::kBFloat16);
-      }
+      distribute_tensor(at::ones({4, 4}), mesh, Placements{Shard(0)});
       EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
     });
   }
+  const absl::Status status = run_ranks(2, [](World& world) {
+    EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
+    {
+      const AutocastScope autocast(at::kBFloat16);
+      const MeshPtr mesh = value_or_throw(init_device_mesh(world, {{"x", 2}}));
+      const at::Tensor a = distribute_tensor(at::ones({4, 4}), mesh, Placements{Shard(0)});
+      EXPECT_EQ(at::mm(a, a).scalar_type(), at::kBFloat16);
+    }
+    EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(AutocastTest, OtherTypesAreRefused) {

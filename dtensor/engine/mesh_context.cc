@@ -1,8 +1,8 @@
 #include "shardweave/dtensor/engine/mesh_context.h"
 
-#include "ATen/autocast_mode.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "shardweave/dtensor/engine/capture.h"
+#include "shardweave/dtensor/engine/keep_no_casts.h"
 
 namespace shardweave::dtensor_internal {
 
@@ -13,10 +13,7 @@ c10::Device with_index(c10::Device device) {
 
 MeshContext::MeshContext(ConnectedMesh& mesh)
     : random{.state = seeded(mesh.mesh(), PhiloxState().seed)}, mesh_(&mesh) {
-  // What autocast has cast once it keeps in a table of the process, which any thread that leaves
-  // its outermost scope clears: ranks that are threads would cast, and then communicate, unlike each
-  // other. The switch is the thread's own.
-  if (mesh.world()->has_threads()) at::autocast::set_autocast_cache_enabled(false);
+  if (mesh.world()->has_threads()) keep_no_casts();
 }
 
 std::shared_ptr<MeshContext> MeshContext::of(const std::shared_ptr<ConnectedMesh>& mesh) {

@@ -657,7 +657,7 @@ func (r *rank) callback(mode GradMode, body func() error) (err error) {
 }
 
 // autocasts are the numbers that a mode may have added.
-const autocasts GradMode = c.ModeAutocastFloat16 | c.ModeAutocastBFloat16
+const autocasts GradMode = c.ModeAutocastF16 | c.ModeAutocastBF16
 
 // recording is the mode of the rank with another GradMode.
 func (r *rank) recording(mode GradMode) GradMode { return r.mode&autocasts | mode }

@@ -265,8 +265,8 @@ var arguments = map[string]string{
 var words = map[string]string{
 	"SWV_CHECK_HANDLES": "SWV_CHECK_HANDLES", // of the environment
 
-	"SWV_MODE_AUTOCAST_BFLOAT16": "BF16",
-	"SWV_MODE_AUTOCAST_FLOAT16":  "F16",
+	"SWV_MODE_AUTOCAST_BF16": "BF16", // of Autocast
+	"SWV_MODE_AUTOCAST_F16":  "F16",
 
 	"SWV_CHECKS_ABORT":  "ChecksAbort",
 	"SWV_CHECKS_OFF":    "ChecksOff",

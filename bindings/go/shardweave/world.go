@@ -420,9 +420,9 @@ func (w *World) With(mode GradMode, body func() error) (err error) {
 	return r.under(r.recording(mode), body)
 }
 
-// Autocast calls body under LibTorch's autocast: products, convolutions and attention see floating-point tensors cast to dtype
-// (weights too, at each use), most losses see 32 bits (on GPUs softmax and norms, too), all others what they are given. BF16, F16, or F32 for no
-// casts inside of another Autocast.
+// Autocast calls body under LibTorch's autocast, whose lists say which operators see what: products, convolutions and attention
+// see floating-point tensors but F64 cast to dtype (weights too, at each use), most losses see 32 bits (on GPUs softmax, norms
+// and sums, too); forms that write into a tensor cast nothing. BF16, F16, or F32 for no casts inside of another Autocast.
 //
 //	err := world.Autocast(sw.BF16, func() error {
 //		loss = model.Loss(x)
@@ -439,7 +439,7 @@ func (w *World) Autocast(dtype DType, body func() error) (err error) {
 	if err != nil {
 		return err
 	}
-	casting, there := map[DType]GradMode{F32: 0, F16: c.ModeAutocastFloat16, BF16: c.ModeAutocastBFloat16}[dtype]
+	casting, there := map[DType]GradMode{F32: 0, F16: c.ModeAutocastF16, BF16: c.ModeAutocastBF16}[dtype]
 	if !there {
 		r.leave()
 		return invalid("argument 'dtype' is %v; wanted BF16 or F16, or F32 for no casts", dtype)

@@ -82,11 +82,11 @@ const (
 
 // Numbers of swv_grad_mode.
 const (
-	ModeGrad             = C.SWV_MODE_GRAD
-	ModeNoGrad           = C.SWV_MODE_NO_GRAD
-	ModeInference        = C.SWV_MODE_INFERENCE
-	ModeAutocastFloat16  = C.SWV_MODE_AUTOCAST_FLOAT16
-	ModeAutocastBFloat16 = C.SWV_MODE_AUTOCAST_BFLOAT16
+	ModeGrad         = C.SWV_MODE_GRAD
+	ModeNoGrad       = C.SWV_MODE_NO_GRAD
+	ModeInference    = C.SWV_MODE_INFERENCE
+	ModeAutocastF16  = C.SWV_MODE_AUTOCAST_F16
+	ModeAutocastBF16 = C.SWV_MODE_AUTOCAST_BF16
 )
 
 // Numbers of swv_muon_lr_scale.

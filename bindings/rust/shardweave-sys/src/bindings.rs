@@ -1150,16 +1150,16 @@ extern "C" {
         out_text: *mut *mut swv_string,
     ) -> *mut swv_status;
 }
-#[doc = " Whether a call is recorded for gradients: one of SWV_MODE_... And whether it runs under LibTorch's\n autocast: one of SWV_MODE_AUTOCAST_... may be added. Products, convolutions and attention then see\n floating-point tensors cast to that type (weights too, at each use), most losses see float32 (on\n GPUs softmax and norms, too), all others what they are given. Backward needs none: an operator goes\n back in the types that it had, and a parameter's gradient has the parameter's. Never a property of\n the thread: a callback gets the mode of the call that it is in."]
+#[doc = " Whether a call is recorded for gradients: one of SWV_MODE_... And whether it runs under LibTorch's\n autocast: one of SWV_MODE_AUTOCAST_... may be added. LibTorch's lists say which operators see what:\n products, convolutions and attention see floating-point tensors but float64 cast to that type\n (weights too, at each use), most losses see float32 (on GPUs softmax, norms and sums, too); forms\n that write into a tensor cast nothing. Backward needs none: an operator goes back in the types that\n it had, and a parameter's gradient has the parameter's. Never a property of the thread: a callback\n gets the mode of the call that it is in, a segment's second run that of swv_checkpoint()."]
 pub type swv_grad_mode = i32;
 #[doc = " if an input requires grad"]
 pub const SWV_MODE_GRAD: i32 = 0;
 pub const SWV_MODE_NO_GRAD: i32 = 1;
 #[doc = " not at all, ever: SWV_MODE_GRAD refuses its results later"]
 pub const SWV_MODE_INFERENCE: i32 = 2;
-#[doc = " SWV_MODE_GRAD | SWV_MODE_AUTOCAST_FLOAT16"]
-pub const SWV_MODE_AUTOCAST_FLOAT16: i32 = 4;
-pub const SWV_MODE_AUTOCAST_BFLOAT16: i32 = 8;
+#[doc = " SWV_MODE_GRAD | SWV_MODE_AUTOCAST_F16"]
+pub const SWV_MODE_AUTOCAST_F16: i32 = 4;
+pub const SWV_MODE_AUTOCAST_BF16: i32 = 8;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct swv_tensor_options {

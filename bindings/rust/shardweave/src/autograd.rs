@@ -44,6 +44,9 @@ thread_local! {
 }
 
 impl Mode {
+    /// Of hooks, whatever is around what calls them.
+    pub(crate) const NO_GRAD: Mode = Mode { recording: GradMode::NoGrad, autocast: 0 };
+
     /// Around this call, as the C interface wants it.
     #[inline]
     pub(crate) fn current() -> i32 {
@@ -53,8 +56,10 @@ impl Mode {
 
     /// Of a callback.
     pub(crate) fn from_number(number: i32) -> Result<Mode> {
-        let autocast = number & (sys::SWV_MODE_AUTOCAST_FLOAT16 | sys::SWV_MODE_AUTOCAST_BFLOAT16);
+        let either = sys::SWV_MODE_AUTOCAST_F16 | sys::SWV_MODE_AUTOCAST_BF16;
+        let autocast = number & either;
         let recording = match number - autocast {
+            _ if autocast == either => return Err(Error::newer_library("mode", number)),
             sys::SWV_MODE_GRAD => GradMode::Grad,
             sys::SWV_MODE_NO_GRAD => GradMode::NoGrad,
             sys::SWV_MODE_INFERENCE => GradMode::Inference,
@@ -107,10 +112,11 @@ pub fn inference<R>(body: impl FnOnce() -> R) -> R {
     with_grad_mode(GradMode::Inference, body)
 }
 
-/// Calls `body` under LibTorch's autocast: products, convolutions and attention see floating-point
-/// tensors cast to `dtype` (weights too, at each use), most losses see 32 bits (on GPUs softmax and
-/// norms, too), all others what they are given. [`DType::Bf16`], [`DType::F16`], or [`DType::F32`]
-/// for no casts inside of another `autocast`; another type is
+/// Calls `body` under LibTorch's autocast, whose lists say which operators see what: products,
+/// convolutions and attention see floating-point tensors but `F64` cast to `dtype` (weights too, at
+/// each use), most losses see 32 bits (on GPUs softmax, norms and sums, too); forms that write into a
+/// tensor cast nothing. [`DType::Bf16`], [`DType::F16`], or [`DType::F32`] for no casts inside of
+/// another `autocast`; another type is
 /// [`InvalidArgument`](crate::Code::InvalidArgument).
 ///
 /// Backward belongs outside: an operator goes back in the types that it had, and a parameter's
@@ -128,8 +134,8 @@ pub fn inference<R>(body: impl FnOnce() -> R) -> R {
 pub fn autocast<R>(dtype: DType, body: impl FnOnce() -> Result<R>) -> Result<R> {
     let autocast = match dtype {
         DType::F32 => 0,
-        DType::F16 => sys::SWV_MODE_AUTOCAST_FLOAT16,
-        DType::Bf16 => sys::SWV_MODE_AUTOCAST_BFLOAT16,
+        DType::F16 => sys::SWV_MODE_AUTOCAST_F16,
+        DType::Bf16 => sys::SWV_MODE_AUTOCAST_BF16,
         other => {
             let what = format!(
                 "autocast: argument 'dtype' is {other:?}; wanted Bf16 or F16, or F32 for no casts"
@@ -638,13 +644,13 @@ mod tests {
     #[test]
     fn a_mode_of_a_newer_library_is_an_error() {
         for recording in [GradMode::Grad, GradMode::NoGrad, GradMode::Inference] {
-            for autocast in [0, sys::SWV_MODE_AUTOCAST_FLOAT16, sys::SWV_MODE_AUTOCAST_BFLOAT16] {
+            for autocast in [0, sys::SWV_MODE_AUTOCAST_F16, sys::SWV_MODE_AUTOCAST_BF16] {
                 let mode = Mode { recording, autocast };
                 assert_eq!(Mode::from_number(recording as i32 | autocast), Ok(mode));
                 assert_eq!(mode.around(Mode::current), recording as i32 | autocast);
             }
         }
-        for number in [3, 16, 77, -1] {
+        for number in [3, 12, 15, 16, 77, -1] {
             assert_eq!(Mode::from_number(number).unwrap_err().code(), Code::Unimplemented);
         }
     }

@@ -7,7 +7,7 @@ use std::thread::{self, ThreadId};
 
 use shardweave_sys as sys;
 
-use crate::autograd::no_grad;
+use crate::autograd::Mode;
 use crate::comm::Comm;
 use crate::error::{Code, Error, Of, Result};
 use crate::ffi::{c_text, status_of, without_panics};
@@ -203,7 +203,7 @@ unsafe fn call_hook(
             comm: create!(swv_comm_share(raw.comm)).map(Comm::from_handle)?,
             is_discarded: raw.is_discarded != 0,
         };
-        no_grad(|| body(hook, &bucket))
+        Mode::NO_GRAD.around(|| body(hook, &bucket))
     })
 }
 

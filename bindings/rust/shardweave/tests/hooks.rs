@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use shardweave::nn::{self, Layer};
 use shardweave::{
-    Code, DataParallelOptions, Error, GradSync, GradSyncOptions, GradientBucket, GradientHook,
-    Members, Module, Placement::*, PowerSgd, ReduceOp, Result, Source, Tensor, World,
+    autocast, Code, DType, DataParallelOptions, Error, GradSync, GradSyncOptions, GradientBucket,
+    GradientHook, Members, Module, Placement::*, PowerSgd, ReduceOp, Result, Source, Tensor, World,
 };
 
 /// What an all-reduce does; counts, and fails if it is told to.
@@ -26,6 +26,9 @@ impl GradientHook for Sum {
     fn finish(&self, bucket: &GradientBucket) -> Result<()> {
         assert!(!self.fails, "no more today");
         assert_eq!(bucket.gradients.len(), bucket.parameters.len());
+        // The step is under autocast, which is not the hook's.
+        let row = bucket.flat.reshape(&[1, -1])?;
+        assert_eq!(row.matmul(&row.reshape(&[-1, 1])?)?.dtype()?, DType::F32);
         let mut sums = bucket.flat.to_vec::<f32>()?;
         bucket.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
         bucket.flat.copy_from_slice(&sums)
@@ -38,8 +41,11 @@ fn step(world: &World, layer: &nn::Linear, mesh: &shardweave::Mesh) -> Result<()
     let batch = mesh.join_batch(&["dp"], &mine)?.expect("all have rows");
     assert_eq!(batch.ranks_with_input, world.size() as i64);
     // A mere sum's gradient is the same on all ranks, and nobody would send the bias's.
-    (layer.forward(&batch.tensors[0])? * &batch.tensors[1])?.sum()?.backward()?;
-    layer.finish_grad_sync()
+    let sum = (layer.forward(&batch.tensors[0])? * &batch.tensors[1])?.sum()?;
+    autocast(DType::Bf16, || {
+        sum.backward()?;
+        layer.finish_grad_sync()
+    })
 }
 
 #[test]
