@@ -85,8 +85,8 @@ constexpr swv_grad_mode recording_of(swv_grad_mode mode) {
 // The thread's, for a callback.
 swv_grad_mode current_mode();
 
-// The grad mode and the autocast of one call, whatever the thread's are; what else a thread may differ in (threads.h);
-// and LibTorch's warnings go where swv_set_log wants them.
+// The grad mode and the autocast of one call, whatever the thread's are; what else a thread may differ
+// in (threads.h); and LibTorch's warnings go where swv_set_log wants them.
 class CallMode {
  public:
   CallMode(swv_grad_mode mode, const char* argument);

@@ -36,14 +36,7 @@ TEST(GlooBackendTest, WhoeverWaitsLongSaysForWhom) {
 }
 
 TEST(GlooBackendTest, RanksOfOneProcessAreThreads) {
-  const auto results = run_on_threads(gloo_threads(), 3, [](const auto& comm) -> absl::Status {
-    EXPECT_TRUE(comm->has_threads());
-    const auto group = comm->split(comm->rank() == 2, 0, "group");
-    if (!group.ok()) return group.status();
-    EXPECT_EQ((*group)->has_threads(), comm->rank() != 2) << "a group of one has no others";
-    return absl::OkStatus();
-  });
-  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+  expect_ranks_are_threads(gloo_threads());
 }
 
 // Rank 1 leaves the group with rank 0 because of rank 2, which is the one to look at.

@@ -47,8 +47,8 @@ struct Channels {
   bool to_threads = false;       // some of the ranks are threads of one process
 };
 
-// All ranks of the group call, with the same prefix, which no other call ever uses; the keys that begin with it are removed in the end, unless
-// something went wrong.
+// All ranks of the group call, with the same prefix, which no other call ever uses; the keys that
+// begin with it are removed in the end, unless something went wrong.
 //
 // Errors, on every rank within a second, with the rank that met them: InvalidArgument: no such
 // interface; FailedPrecondition: the host's name leads nowhere, or to loopback where ranks are on

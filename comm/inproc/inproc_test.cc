@@ -33,14 +33,7 @@ TEST(InprocTest, WhoeverWaitsLongSaysForWhom) {
 }
 
 TEST(InprocTest, RanksAreThreads) {
-  const auto results = run_on_threads(inproc(), 3, [](const auto& comm) -> absl::Status {
-    EXPECT_TRUE(comm->has_threads());
-    const auto group = comm->split(comm->rank() == 2, 0, "group");
-    if (!group.ok()) return group.status();
-    EXPECT_EQ((*group)->has_threads(), comm->rank() != 2) << "a group of one has no others";
-    return absl::OkStatus();
-  });
-  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+  expect_ranks_are_threads(inproc());
 }
 
 TEST(InprocTest, ARankIsConnectedOnce) {

@@ -52,6 +52,8 @@ std::vector<absl::Status> run_on_threads(const ConformanceBackend& backend, int 
 // Who waits longer than CommunicatorOptions::patience says so, and for whom: of a backend that keeps
 // it itself.
 void expect_late_ranks_are_named(const ConformanceBackend& backend);
+// A group knows that its ranks are threads of one process (GroupInfo::has_threads), and so does a part of it.
+void expect_ranks_are_threads(const ConformanceBackend& backend);
 
 // Cases for a number of ranks.
 class CommConformance : public testing::TestWithParam<std::tuple<ConformanceBackend, int>> {

@@ -516,4 +516,15 @@ void expect_late_ranks_are_named(const ConformanceBackend& backend) {
   }
 }
 
+void expect_ranks_are_threads(const ConformanceBackend& backend) {
+  const auto results = run_on_threads(backend, 3, [](const auto& comm) -> absl::Status {
+    EXPECT_TRUE(comm->has_threads());
+    const auto group = comm->split(comm->rank() == 2, 0, "group");
+    if (!group.ok()) return group.status();
+    EXPECT_EQ((*group)->has_threads(), comm->rank() != 2) << "a group of one has no others";
+    return absl::OkStatus();
+  });
+  for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace shardweave
