@@ -1,11 +1,13 @@
 #include "gpt.h"
 
 #include <optional>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
 
 #include "ATen/ATen.h"
 #include "absl/strings/match.h"
+#include "shardweave/bench/recorded_step/recorded_step.h"
 #include "shardweave/dtensor/distribute_module.h"
 #include "shardweave/dtensor/grad_sync.h"
 #include "shardweave/modules/deferred_init.h"
@@ -115,6 +117,16 @@ struct How {
   shardweave::GradSync* sync = nullptr;  // of "ddp"
 };
 
+using Batch = std::pair<at::Tensor, at::Tensor>;
+
+Batch on_mesh(Batch batch, const How& how) {
+  if (how.mesh == nullptr) return batch;
+  for (at::Tensor* tensor : {&batch.first, &batch.second}) {
+    *tensor = shardweave::distribute_tensor(*tensor, how.mesh, how.rows, {.source = std::nullopt});
+  }
+  return batch;
+}
+
 template <typename Optimizer>
 void take_steps(Gpt model, Optimizer& optimizer, const Sizes& sizes, int64_t steps, const How& how,
                 const std::function<void(double loss)>& step_done) {
@@ -122,13 +134,7 @@ void take_steps(Gpt model, Optimizer& optimizer, const Sizes& sizes, int64_t ste
   for (int64_t step = 0; step < steps; ++step) {
     at::Tensor sum;
     for (int64_t micro = 0; micro < num; ++micro) {
-      auto [in, targets] = batch_of(sizes, step * num + micro);
-      if (how.mesh != nullptr) {
-        for (at::Tensor* tensor : {&in, &targets}) {
-          *tensor =
-              shardweave::distribute_tensor(*tensor, how.mesh, how.rows, {.source = std::nullopt});
-        }
-      }
+      const auto [in, targets] = on_mesh(batch_of(sizes, step * num + micro), how);
       std::optional<shardweave::FullyShardNoSync> units_stay;
       std::optional<shardweave::GradSync::NoSync> buckets_stay;
       if (micro + 1 < num && how.mode == "fsdp") units_stay.emplace(how.mesh);
@@ -142,6 +148,45 @@ void take_steps(Gpt model, Optimizer& optimizer, const Sizes& sizes, int64_t ste
     optimizer.step();
     optimizer.zero_grad();
     step_done(sum.item<double>());
+  }
+}
+
+// Where it lies with this rank.
+at::Tensor local_of(const at::Tensor& tensor) {
+  return shardweave::is_dtensor(tensor) ? shardweave::to_local(tensor) : tensor;
+}
+
+template <typename Optimizer>
+void take_recorded_steps(Gpt model, Optimizer& optimizer, const Sizes& sizes, int64_t steps,
+                         const How& how, const std::function<void(double loss)>& step_done) {
+  constexpr int64_t kBefore = 2;  // what is made at first use is there
+  const auto [in, targets] = on_mesh(batch_of(sizes, 0), how);
+  std::vector<at::Tensor> results;
+  const auto compute = [&, &in = in, &targets = targets] {
+    at::Tensor loss = loss_of(model, in, targets);
+    loss.backward();
+    shardweave::finish_grad_sync(*model);
+    results = {local_of(loss.detach())};
+    for (const at::Tensor& p : model->parameters()) results.push_back(local_of(p.grad()));
+    return results;
+  };
+  std::optional<bench_recorded_step::RecordedStep> recorded;
+  for (int64_t step = 0; step < steps; ++step) {
+    const auto batch = on_mesh(batch_of(sizes, step), how);
+    local_of(in).copy_(local_of(batch.first));
+    local_of(targets).copy_(local_of(batch.second));
+    if (recorded.has_value()) {
+      recorded->replay();
+    } else {
+      optimizer.zero_grad();
+      if (step < kBefore) {
+        compute();
+      } else {
+        recorded.emplace(bench_recorded_step::RecordedStep::record(compute));
+      }
+    }
+    optimizer.step();
+    step_done(results[0].item<double>());
   }
 }
 
@@ -198,6 +243,19 @@ void train(const Sizes& sizes, const std::string& mode, int64_t steps,
   if (mesh != nullptr && mode == "ddp") how.sync = &sync.emplace(*model);
   shardweave::FusedOptimizer optimizer(model->parameters(), adamw);
   take_steps(model, optimizer, sizes, steps, how, step_done);
+}
+
+void train_recorded(const Sizes& sizes, const std::string& mode, int64_t steps,
+                    const shardweave::MeshPtr& mesh,
+                    const std::function<void(double loss)>& step_done) {
+  if (sizes.micro_batches != 1 || (mesh != nullptr && !is_tensor_parallel(mode))) {
+    throw std::invalid_argument("train_recorded: wanted mode tp and one micro-batch");
+  }
+  Gpt model = shardweave::deferred_init([&] { return Gpt(sizes); });
+  if (mesh != nullptr) shardweave::parallelize_module(*model, mesh, plan_of(mode));
+  shardweave::materialize(*model, {.seed = 1});
+  shardweave::FusedOptimizer optimizer(model->parameters(), shardweave::AdamWOptions{.lr = 3e-4});
+  take_recorded_steps(model, optimizer, sizes, steps, {.mesh = mesh, .mode = mode}, step_done);
 }
 
 }  // namespace bench_gpt

@@ -37,4 +37,10 @@ std::function<at::Tensor()> forward_on_one_device(const Sizes& sizes);
 void train(const Sizes& sizes, const std::string& mode, int64_t steps,
            const shardweave::MeshPtr& mesh, const std::function<void(double loss)>& step_done);
 
+// The same of mode "tp" (with "sp" it throws) or one device, and one micro-batch: forward and backward
+// of the third step are recorded, and those of later ones replayed (bench/recorded_step).
+void train_recorded(const Sizes& sizes, const std::string& mode, int64_t steps,
+                    const shardweave::MeshPtr& mesh,
+                    const std::function<void(double loss)>& step_done);
+
 }  // namespace bench_gpt

@@ -5,16 +5,21 @@
 #include <vector>
 
 #include "ATen/Parallel.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "shardweave/bench/recorded_step/recorded_step.h"
 #include "shardweave/dtensor/testing/on_mesh.h"
+#include "shardweave/mesh/connected_mesh.h"
 
 namespace bench_gpt {
 namespace {
 
+using Train = decltype(&train);
+
 std::vector<double> losses(const Sizes& sizes, const std::string& mode,
-                           const shardweave::MeshPtr& mesh) {
+                           const shardweave::MeshPtr& mesh, int64_t steps = 3, Train by = train) {
   std::vector<double> all;
-  train(sizes, mode, 3, mesh, [&](double loss) { all.push_back(loss); });
+  by(sizes, mode, steps, mesh, [&](double loss) { all.push_back(loss); });
   return all;
 }
 
@@ -48,6 +53,32 @@ TEST(GptBenchTest, MicroBatchesHaveTheLossesOfOneRank) {
       }
     });
   }
+}
+
+// To the last bit: the same kernels run, on the same numbers.
+TEST(GptBenchTest, ReplaysHaveTheLossesOfSteps) {
+  at::set_num_threads(1);
+  const Sizes sizes;
+  EXPECT_EQ(losses(sizes, "", nullptr, 8, train_recorded), losses(sizes, "", nullptr, 8));
+  const absl::Status status =
+      bench_recorded_step::run_recordable_ranks(2, [&](shardweave::World& world) {
+        const shardweave::MeshPtr mesh = *shardweave::init_device_mesh(world, {{"tp", 2}});
+        EXPECT_EQ(losses(sizes, "tp", mesh, 8, train_recorded), losses(sizes, "tp", mesh, 8));
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Parts that are packed for a collective are copied past the dispatcher.
+TEST(GptBenchTest, AStepThatPacksIsNotRecorded) {
+  at::set_num_threads(1);
+  const absl::Status status =
+      bench_recorded_step::run_recordable_ranks(2, [&](shardweave::World& world) {
+        losses({}, "sp", *shardweave::init_device_mesh(world, {{"tp", 2}}), 4, train_recorded);
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("memory that was written past LibTorch's dispatcher"));
 }
 
 }  // namespace

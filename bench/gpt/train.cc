@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "gpt.h"
 #include "nlohmann/json.hpp"
+#include "shardweave/bench/recorded_step/recorded_step.h"
 #include "shardweave/comm/world.h"
 #include "shardweave/examples/train_gpt/activity.h"
 #include "shardweave/examples/train_gpt/backends.h"
@@ -28,6 +29,8 @@ ABSL_FLAG(int64_t, seq, 32, "tokens of a sequence");
 ABSL_FLAG(int64_t, batch, 4, "sequences, over both ranks");
 ABSL_FLAG(int64_t, micro_batches, 1, "of that size in a step (ddp, fsdp)");
 ABSL_FLAG(int64_t, steps, 60, "that are timed, behind five others");
+ABSL_FLAG(bool, recorded, false,
+          "forward and backward are replayed from a recording (tp, inproc, one micro-batch)");
 
 namespace {
 
@@ -41,15 +44,15 @@ absl::Status run_rank(shardweave::World& world) {
   std::vector<double> milliseconds;
   double last_loss = 0;
   Clock::time_point start = Clock::now();
-  bench_gpt::train(
-      {absl::GetFlag(FLAGS_dim), absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_seq),
-       absl::GetFlag(FLAGS_batch), absl::GetFlag(FLAGS_micro_batches)},
-      absl::GetFlag(FLAGS_mode), absl::GetFlag(FLAGS_steps) + kBefore, *mesh, [&](double loss) {
-        const Clock::time_point now = Clock::now();
-        milliseconds.push_back(std::chrono::duration<double, std::milli>(now - start).count());
-        start = now;
-        last_loss = loss;
-      });
+  const auto train = absl::GetFlag(FLAGS_recorded) ? bench_gpt::train_recorded : bench_gpt::train;
+  train({absl::GetFlag(FLAGS_dim), absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_seq),
+         absl::GetFlag(FLAGS_batch), absl::GetFlag(FLAGS_micro_batches)},
+        absl::GetFlag(FLAGS_mode), absl::GetFlag(FLAGS_steps) + kBefore, *mesh, [&](double loss) {
+          const Clock::time_point now = Clock::now();
+          milliseconds.push_back(std::chrono::duration<double, std::milli>(now - start).count());
+          start = now;
+          last_loss = loss;
+        });
   milliseconds.erase(milliseconds.begin(), milliseconds.begin() + kBefore);
   std::sort(milliseconds.begin(), milliseconds.end());
   if (world.rank() == 0) {
@@ -70,6 +73,15 @@ int main(int argc, char** argv) {
     std::cerr << "wanted --mode=" << absl::StrJoin(bench_gpt::kModes, ", ")
               << ", and one step and one micro-batch or more\n";
     return train_gpt::kUsage;
+  }
+  if (absl::GetFlag(FLAGS_recorded)) {
+    if (mode != "tp" || absl::GetFlag(FLAGS_backend) != "inproc" ||
+        absl::GetFlag(FLAGS_micro_batches) != 1) {
+      std::cerr << "--recorded is for --mode=tp, --backend=inproc and one micro-batch\n";
+      return train_gpt::kUsage;
+    }
+    const absl::Status status = bench_recorded_step::run_recordable_ranks(2, run_rank);
+    return status.ok() ? train_gpt::kDone : train_gpt::fail("bench/gpt/train", status);
   }
   return train_gpt::run_on_ranks(
       {.name = "bench/gpt/train",

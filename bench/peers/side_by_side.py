@@ -21,10 +21,10 @@ def run(command):
     return result.stdout
 
 
-def ours(program, backend, mode, sizes):
+def ours(program, backend, mode, sizes, *flags):
     """Milliseconds per step of //bench/gpt:train; sizes: dim, layers, seq, batch (over both ranks), steps, micro-batches (1)."""
-    flags = ["--%s=%d" % item for item in zip(("dim", "layers", "seq", "batch", "steps", "micro_batches"), sizes)]
-    text = run([program, "--backend=" + backend, "--mode=" + mode] + flags)
+    of_sizes = ["--%s=%d" % item for item in zip(("dim", "layers", "seq", "batch", "steps", "micro_batches"), sizes)]
+    text = run([program, "--backend=" + backend, "--mode=" + mode, *of_sizes, *flags])
     return json.loads(text.strip().splitlines()[-1])["ms"]
 
 

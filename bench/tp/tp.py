@@ -4,8 +4,9 @@
     ./bazelw run -c opt //bench:tp -- --json    # one line
 
 PyTorch's parallelize_module and ours run on two Gloo processes, JAX's jit on two host devices and ours on two rank
-threads. The peers are installed once, by pip (tools/python). Each figure is the median of --repeat runs; the runs of ours
-and theirs alternate, so that a noisy machine is noisy for both. A bound that is missed is shown, and no failure.
+threads: a step as ever ("tp"), and one whose forward and backward were recorded ("replay": bench/recorded_step). The
+peers are installed once, by pip (tools/python). Each figure is the median of --repeat runs; the runs of ours and theirs
+alternate, so that a noisy machine is noisy for both. A bound that is missed is shown, and no failure.
 """
 
 import argparse
@@ -34,8 +35,14 @@ def main():
         for mode in ("tp", "sp"):
             kinds = {"torch": lambda: torch(python, theirs, mode, sizes), "ours": lambda: ours(args.train, "gloo", mode, sizes)}
             rows.append(row(name, mode, "torch", measured(kinds, name + " " + mode, args.repeat), torch_bound))
-        kinds = {"jax": lambda: jax(python, "tp", sizes), "ours": lambda: ours(args.train, "inproc", "tp", sizes)}
-        rows.append(row(name, "tp", "jax", measured(kinds, name + " tp", args.repeat), jax_bound))
+        kinds = {
+            "jax": lambda: jax(python, "tp", sizes),
+            "step": lambda: ours(args.train, "inproc", "tp", sizes),
+            "replayed": lambda: ours(args.train, "inproc", "tp", sizes, "--recorded"),
+        }
+        ms = measured(kinds, name + " tp", args.repeat)
+        rows.append(row(name, "tp", "jax", {**ms, "ours": ms["step"]}, jax_bound))
+        rows.append(row(name, "replay", "jax", {**ms, "ours": ms["replayed"]}, jax_bound))
     if args.json:
         print(json.dumps({"tp": rows}))
     else:

@@ -82,3 +82,45 @@ func TestAutocastNestsAndEnds(t *testing.T) {
 		return nil
 	})
 }
+
+// Two goroutines of a rank whose modes overlap hear of it, and the rank has its own mode at their end.
+func TestModesThatDoNotNest(t *testing.T) {
+	run(t, 1, func(w *sw.World) error {
+		x := sw.Ones(w, []int64{2, 2})
+		if err := x.SetRequiresGrad(true); err != nil {
+			return err
+		}
+		begun, ended := make(chan struct{}), make(chan struct{})
+		within := make(chan error)
+		go func() {
+			<-begun
+			within <- w.Autocast(sw.BF16, func() error {
+				close(ended)
+				<-begun
+				dtype, err := x.MatMul(x).DType()
+				if err == nil && dtype != sw.BF16 {
+					t.Errorf("the inner mode was lost: %v", dtype)
+				}
+				return err
+			})
+		}()
+		err := w.With(sw.NoGrad, func() error {
+			begun <- struct{}{}
+			<-ended
+			return nil
+		})
+		if !errors.Is(err, sw.FailedPrecondition) || !strings.Contains(err.Error(), "in another order than they began") {
+			t.Errorf("got %v", err)
+		}
+		begun <- struct{}{}
+		if err := <-within; err != nil {
+			t.Errorf("the one that ended last: %v", err)
+		}
+		product := x.MatMul(x)
+		dtype, err := product.DType()
+		if err != nil || dtype != sw.F32 {
+			t.Errorf("got %v, %v", dtype, err)
+		}
+		return product.Sum().Backward() // recorded, as before
+	})
+}

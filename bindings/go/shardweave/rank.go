@@ -39,6 +39,8 @@ type rank struct {
 	collectAt  int64 // looseBytes at which garbage is collected
 	unused     []int // slots of loose that are empty, and have no sentry
 
+	held *heldMode // the innermost that a body runs under; nil: none
+
 	// Meshes with traces, which hear where the user's code is; and what tells them in this call.
 	traced  []*thing[c.Mesh]
 	sources []c.Scope
@@ -662,13 +664,43 @@ const autocasts GradMode = c.ModeAutocastF16 | c.ModeAutocastBF16
 // recording is the mode of the rank with another GradMode.
 func (r *rank) recording(mode GradMode) GradMode { return r.mode&autocasts | mode }
 
+// heldMode is that of a body: the mode that was before it, and the one it is in.
+type heldMode struct {
+	before GradMode
+	outer  *heldMode
+}
+
 // under calls body in another mode. The rank is entered, and left.
 func (r *rank) under(mode GradMode, body func() error) (err error) {
-	before := r.mode
-	r.mode = mode
+	m := &heldMode{r.mode, r.held}
+	r.mode, r.held = mode, m
 	r.leave()
-	defer r.finallyOr(&err, func() { r.mode = before })
+	defer func() {
+		var late error
+		busy := r.finally(func() { late = r.letGo(m) })
+		if err == nil {
+			err = busy
+		}
+		if err == nil {
+			err = late
+		}
+	}()
 	return body()
+}
+
+// letGo ends a body's mode. If it is not the innermost, those within go on, and find the mode of before it at their end.
+func (r *rank) letGo(m *heldMode) error {
+	if r.held == m {
+		r.mode, r.held = m.before, m.outer
+		return nil
+	}
+	for inner := r.held; inner != nil; inner = inner.outer {
+		if inner.outer == m {
+			*inner = *m
+			break
+		}
+	}
+	return notNow("modes (With, Autocast) of one rank end in another order than they began: goroutines that share a rank take turns")
 }
 
 // GradMode says whether operators are recorded for gradients.

@@ -439,8 +439,14 @@ func (w *World) Autocast(dtype DType, body func() error) (err error) {
 	if err != nil {
 		return err
 	}
-	casting, there := map[DType]GradMode{F32: 0, F16: c.ModeAutocastF16, BF16: c.ModeAutocastBF16}[dtype]
-	if !there {
+	var casting GradMode
+	switch dtype {
+	case F32:
+	case F16:
+		casting = c.ModeAutocastF16
+	case BF16:
+		casting = c.ModeAutocastBF16
+	default:
 		r.leave()
 		return invalid("argument 'dtype' is %v; wanted BF16 or F16, or F32 for no casts", dtype)
 	}
