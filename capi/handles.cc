@@ -3,6 +3,7 @@
 #include <array>
 #include <limits>
 
+#include "ATen/detail/CUDAHooksInterface.h"
 #include "absl/strings/str_join.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "shardweave/capi/deferred.h"
@@ -10,6 +11,7 @@
 #include "shardweave/comm/log.h"
 #include "shardweave/dtensor/engine/checksum.h"
 #include "shardweave/dtensor/engine/mesh_context.h"
+#include "shardweave/dtensor/load_cuda.h"
 
 namespace shardweave::capi {
 namespace {
@@ -111,6 +113,18 @@ c10::Device device(const swv_device& device, const char* argument) {
                           "; wanted SWV_DEVICE_CPU, or SWV_DEVICE_CUDA with the index of a GPU"));
   }
   return {at::kCUDA, static_cast<c10::DeviceIndex>(device.index)};
+}
+
+c10::Device present_device(const swv_device& given, const char* argument) {
+  const c10::Device result = device(given, argument);
+  if (result.is_cpu()) return result;
+  const absl::Status loaded = load_cuda();
+  if (!loaded.ok() || given.index >= at::detail::getCUDAHooks().deviceCount()) {
+    fail(absl::StatusCode::kUnimplemented,
+         str_cat("argument '", argument, "' is ", result.str(), ", which is not there",
+                 loaded.ok() ? "" : ": ", loaded.message()));
+  }
+  return result;
 }
 
 swv_device device_of(c10::Device device) {

@@ -51,6 +51,8 @@ at::ScalarType scalar_type(swv_dtype dtype, const char* argument,
 std::optional<at::ScalarType> optional_scalar_type(swv_dtype dtype, const char* argument);
 swv_dtype dtype_of(at::ScalarType type);
 c10::Device device(const swv_device& device, const char* argument);
+// The same, and that there is one: LibTorch's CUDA is loaded for it.
+c10::Device present_device(const swv_device& device, const char* argument);
 swv_device device_of(c10::Device device);
 DType comm_dtype(swv_dtype dtype, const char* argument);
 swv_dtype dtype_of(DType dtype);

@@ -3,7 +3,6 @@
 
 #include "ATen/Context.h"
 #include "ATen/DLConvertor.h"
-#include "ATen/detail/CUDAHooksInterface.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/from_blob.h"
 #include "ATen/ops/full.h"
@@ -28,17 +27,6 @@ struct NewTensor {
   MeshPtr mesh;  // null: a plain tensor
   Placements placements;
 };
-
-// That there is one.
-c10::Device present_device(const swv_device& given, const char* argument) {
-  const c10::Device result = device(given, argument);
-  if (result.is_cpu()) return result;
-  if (!load_cuda().ok() || given.index >= at::detail::getCUDAHooks().deviceCount()) {
-    fail(absl::StatusCode::kUnimplemented,
-         str_cat("argument '", argument, "' is ", result.str(), ", which is not there"));
-  }
-  return result;
-}
 
 NewTensor tensor_options(const swv_tensor_options* given) {
   const swv_tensor_options o =

@@ -12,7 +12,6 @@
 #include "ATen/core/jit_type.h"
 #include "absl/container/inlined_vector.h"
 #include "shardweave/comm/str_cat.h"
-#include "shardweave/dtensor/load_cuda.h"
 
 namespace shardweave::capi {
 namespace {
@@ -360,9 +359,7 @@ bool optional_tensor_list(Caches& caches, const swv_value& v, c10::IValue& resul
       return v.kind == SWV_VALUE_STRING && memory_format(string_of(v), result);
     case ArgType::kDevice:
       if (v.kind != SWV_VALUE_DEVICE) return false;
-      // That it is not there is an error of the operator's.
-      if (v.as.device.type == SWV_DEVICE_CUDA) load_cuda().IgnoreError();
-      result = device(v.as.device, "arguments[].as.device");
+      result = present_device(v.as.device, "arguments[].as.device");
       return true;
     case ArgType::kTensorList:
       return tensor_list(caches, v, result);

@@ -45,8 +45,8 @@ absl::Status load_cuda(int device) {
       const char* const why = ::dlerror();
       return absl::FailedPreconditionError(
           absl::StrCat("no CUDA in LibTorch: ", why == nullptr ? path : why,
-                       "; wanted a LibTorch with CUDA, whose folder LIBTORCH_HOME names when the "
-                       "program is built"));
+                       "; wanted a LibTorch with CUDA: in the folder that LIBTORCH_HOME names when "
+                       "Shardweave is built, or, where it is installed, LD_LIBRARY_PATH names"));
     }
   }
   if (cuda() == nullptr) {

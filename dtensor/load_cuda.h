@@ -20,7 +20,7 @@ namespace shardweave {
 // have no rule for: LibTorch then takes its flash and memory-efficient kernels.
 //
 // FailedPrecondition: it is not there (the wheels that this repository fetches are without: set
-// LIBTORCH_HOME to a whole LibTorch), it cannot be loaded, it comes too late, or it finds no GPU.
+// LIBTORCH_HOME to a whole LibTorch, or LD_LIBRARY_PATH where Shardweave is installed), it cannot be loaded, it comes too late, or it finds no GPU.
 // InvalidArgument: no such device. Any thread.
 absl::Status load_cuda(int device = -1);
 

@@ -611,7 +611,12 @@ TEST(CpuOffloadErrorsTest, Devices) {
                 WordsNet net = make_words_net();
                 fully_shard(*net, mesh, {.compute_device = at::kXPU});
               }),
-              HasSubstr("compute_device is xpu, and LibTorch has none here"));
+              HasSubstr("compute_device is xpu; wanted cuda, or cpu"));
+  EXPECT_THAT(refusal([](const MeshPtr& mesh) {
+                WordsNet net = make_words_net();
+                fully_shard(*net, mesh, {.compute_device = at::kMeta});
+              }),
+              HasSubstr("compute_device is meta; wanted cuda, or cpu"));
   EXPECT_THAT(refusal([](const MeshPtr& mesh) {
                 WordsNet net = make_words_net();
                 net->to(at::kCUDA);

@@ -56,11 +56,14 @@ std::string text_of(std::optional<at::ScalarType> dtype) {
 // With an index. Throws Error if LibTorch has none here.
 std::optional<at::Device> checked_device(std::optional<at::Device> device) {
   if (!device.has_value() || device->is_cpu()) return device;
-  const bool is_too_late = device->is_cuda() && !at::hasCUDA();
-  if (!c10::impl::hasDeviceGuardImpl(device->type()) || is_too_late) {
+  if (!device->is_cuda()) {
     refuse_to_shard(absl::StatusCode::kInvalidArgument,
-                    str_cat("compute_device is ", device->str(), ", and LibTorch has none here",
-                            is_too_late ? ": load_cuda() says why" : ""));
+                    str_cat("compute_device is ", device->str(), "; wanted cuda, or cpu"));
+  }
+  if (!at::hasCUDA()) {  // or it came too late
+    refuse_to_shard(absl::StatusCode::kInvalidArgument,
+                    str_cat("compute_device is ", device->str(),
+                            ", and LibTorch has none here: load_cuda() says why"));
   }
   const int count = c10::impl::VirtualGuardImpl(device->type()).deviceCount();
   if (device->has_index() && device->index() >= count) {

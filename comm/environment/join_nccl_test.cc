@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "shardweave/comm/environment/join_world.h"
 #include "shardweave/comm/nccl/testing/fake_device.h"
@@ -29,8 +30,14 @@ class JoinNcclTest : public testing::Test {
   static std::vector<absl::Status> join(int ranks, const FakeGpuScript& script,
                                         const WorldOptions& options,
                                         const std::function<absl::Status(World&)>& body = {}) {
+    return join_as(script, std::vector<WorldOptions>(static_cast<size_t>(ranks), options), body);
+  }
+  static std::vector<absl::Status> join_as(const FakeGpuScript& script,
+                                           const std::vector<WorldOptions>& options,
+                                           const std::function<absl::Status(World&)>& body = {}) {
     fake_gpu_of_tests().reset(script);
     const std::shared_ptr<Store> store = make_in_process_store();
+    const int ranks = static_cast<int>(options.size());
     std::vector<absl::Status> results(ranks);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -39,7 +46,7 @@ class JoinNcclTest : public testing::Test {
         info.rank = rank;
         info.world_size = ranks;
         info.meeting_point.file = "not used: the store is given";
-        auto world = join_world(store, info, options);
+        auto world = join_world(store, info, options[static_cast<size_t>(rank)]);
         results[rank] = world.status();
         if (world.ok() && body) results[rank] = body(**world);
       });
@@ -135,25 +142,29 @@ TEST_F(JoinNcclTest, GlooTakesMemoryOfADevice) {
 }
 
 TEST_F(JoinNcclTest, RanksThatJoinInDifferentWays) {
-  fake_gpu_of_tests().reset({});
-  const std::shared_ptr<Store> store = make_in_process_store();
-  std::vector<absl::Status> results(3);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
-      RendezvousInfo info;
-      info.rank = rank;
-      info.world_size = 3;
-      info.meeting_point.file = "not used: the store is given";
-      results[rank] =
-          join_world(store, info, {.timeout = absl::Seconds(30), .device = rank == 2 ? 2 : -1})
-              .status();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  expect_error(results, absl::StatusCode::kFailedPrecondition,
+  const WorldOptions gloo = {.timeout = absl::Seconds(30)};
+  WorldOptions on_device = gloo;
+  on_device.device = 2;
+  expect_error(join_as({}, {gloo, gloo, on_device}), absl::StatusCode::kFailedPrecondition,
                "rank 0 has backend \"gloo\" without a device, rank 2 has backend \"gloo\" with a "
                "device");
+}
+
+// What one rank alone asks for wrongly the others hear at once.
+TEST_F(JoinNcclTest, OneRanksBadOptionsAreAllRanksError) {
+  const WorldOptions good = {.timeout = absl::Seconds(60)};
+  WorldOptions device = good, backend = good;
+  device.device = -5;
+  backend.backend = "pigeons";
+  const absl::Time start = absl::Now();
+  expect_error(join_as({}, {good, device, good}), absl::StatusCode::kInvalidArgument,
+               "device -5: wanted 0 or more, or -1");
+  expect_error(join_as({}, {backend, good}), absl::StatusCode::kInvalidArgument,
+               "backend \"pigeons\": wanted");
+  const std::vector<absl::Status> results = join_as({}, {good, backend});
+  EXPECT_THAT(std::string(results[0].message()),
+              testing::HasSubstr("rank 1 does not join: backend"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
 }
 
 // Processes may share a device there, threads of one must not.

@@ -24,6 +24,26 @@ namespace {
 // After which a rank says for whom it waits.
 constexpr absl::Duration kPatience = absl::Seconds(10);
 
+absl::Status check(const WorldOptions& options, bool own_backend) {
+  if (options.backend != "gloo" && options.backend != "nccl") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("backend \"", options.backend,
+                     "\": wanted \"gloo\" or \"nccl\" for ranks that are processes; ranks that "
+                     "are threads need no rendezvous"));
+  }
+  if (options.device < -1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device ", options.device, ": wanted 0 or more, or -1"));
+  }
+  if (own_backend && (options.backend != "gloo" || options.device != -1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a backend for devices is given, and ",
+        options.device == -1 ? "the backend \"nccl\"" : absl::StrCat("the device ", options.device),
+        " as well: wanted one of them"));
+  }
+  return absl::OkStatus();
+}
+
 // How a rank is to join.
 std::string_view way_of(const WorldOptions& options, bool own_backend) {
   if (own_backend) return "a backend of its own for devices";
@@ -71,21 +91,8 @@ absl::StatusOr<std::unique_ptr<World>> join_world(std::shared_ptr<Store> store,
                                                   const RendezvousInfo& info,
                                                   const WorldOptions& options, absl::Time deadline,
                                                   ConnectDevice connect_device) {
-  if (options.backend != "gloo" && options.backend != "nccl") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("backend \"", options.backend,
-                     "\": wanted \"gloo\" or \"nccl\" for ranks that are processes; ranks that "
-                     "are threads need no rendezvous"));
-  }
-  if (options.device < -1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device ", options.device, ": wanted 0 or more, or -1"));
-  }
-  if (connect_device != nullptr && (options.backend != "gloo" || options.device != -1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a backend for devices is given, and ",
-        options.device == -1 ? "the backend \"nccl\"" : absl::StrCat("the device ", options.device),
-        " as well: wanted one of them"));
+  if (absl::Status valid = check(options, connect_device != nullptr); !valid.ok()) {
+    return decline(*store, info, std::move(valid));
   }
   deadline = std::min(deadline, absl::Now() + options.timeout);
   const std::vector<CpuLimit> limits = cpu_limits();

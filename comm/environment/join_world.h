@@ -24,7 +24,7 @@ namespace shardweave {
 // Waits for the others until `deadline`, and no longer than options.timeout; for a rank 0 that does not
 // come five seconds more, in which it could still say what is wrong. Errors, on every rank
 // and naming the ranks that are at fault: those of check_in() and of the backend; InvalidArgument
-// for an unknown backend or numbers that contradict each other; of backend "nccl" those of
+// for an unknown backend or numbers that contradict each other (of one rank alone, too); of backend "nccl" those of
 // nccl_backend.h: FailedPrecondition where there is no driver, no NCCL or an old one,
 // InvalidArgument where there is no such device. `connect_device`: memory of devices goes by a backend
 // of the caller's (paired/paired.h), on all ranks, and that of the CPU by Gloo; options.backend and

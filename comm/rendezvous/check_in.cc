@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -19,8 +20,24 @@ constexpr size_t kMaxShown = 16;  // of the ranks that a message lists
 // How much longer the others wait for rank 0's verdict than it waits for them.
 constexpr absl::Duration kGrace = absl::Seconds(5);
 // The verdict is a status code, a newline, and what each rank has said of itself by line, or the
-// message. A rank says its host, a tab, and its CPUs.
+// message. A rank says its host, a tab, and its CPUs; one that declines a newline, and then a verdict.
 constexpr int kOk = static_cast<int>(absl::StatusCode::kOk);
+
+std::string verdict_of(const absl::Status& status, const std::string& text) {
+  return absl::StrCat(static_cast<int>(status.code()), "\n", text);
+}
+
+struct Verdict {
+  int code = 0;
+  std::string text;
+};
+std::optional<Verdict> read_verdict(const std::string& written) {
+  const std::vector<std::string> parts = absl::StrSplit(written, absl::MaxSplits('\n', 1));
+  Verdict result;
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &result.code)) return std::nullopt;
+  result.text = parts[1];
+  return result;
+}
 
 class CheckIn {
  public:
@@ -41,6 +58,15 @@ class CheckIn {
           " or the store is that of an earlier run"));
     }
     return store_.set(member(info_.rank), absl::StrCat(info_.world_size, " ", myself));
+  }
+
+  // Instead: why this rank does not.
+  absl::Status decline(const absl::Status& why) {
+    if (info_.rank == 0) return publish(of_declined(0, why));
+    store_.set(read(info_.rank), "").IgnoreError();  // it need not be waited for
+    return store_.set(
+        member(info_.rank),
+        absl::StrCat(info_.world_size, " \n", verdict_of(why, std::string(why.message()))));
   }
 
   // Of rank 0: what all ranks have said.
@@ -67,17 +93,18 @@ class CheckIn {
   }
 
   absl::Status publish(const absl::StatusOr<std::vector<std::string>>& hosts) {
-    const std::string text =
-        hosts.ok() ? absl::StrJoin(*hosts, "\n") : std::string(hosts.status().message());
-    return store_.set(verdict(), absl::StrCat(static_cast<int>(hosts.status().code()), "\n", text));
+    return store_.set(
+        verdict(), verdict_of(hosts.status(), hosts.ok() ? absl::StrJoin(*hosts, "\n")
+                                                         : std::string(hosts.status().message())));
   }
 
   // Of rank 0 after a failure: the store may go when it goes, so it stays until those who came have
-  // read.
-  void linger() {
+  // read; `all`: those who will, too.
+  void linger(bool all) {
     std::vector<std::string> readers;
     for (int rank = 1; rank < info_.world_size; ++rank) {
-      if (store_.check({member(rank)}).value_or(false)) readers.push_back(read(rank));
+      const bool reads = all || store_.check({member(rank)}).value_or(false);
+      if (reads) readers.push_back(read(rank));
     }
     store_.wait(readers, kGrace).IgnoreError();
   }
@@ -94,13 +121,14 @@ class CheckIn {
     const absl::StatusOr<std::string> text = store_.get(verdict(), timeout_);
     if (!text.ok()) return text.status();
     store_.set(read(info_.rank), "").IgnoreError();
-    const std::vector<std::string> parts = absl::StrSplit(*text, absl::MaxSplits('\n', 1));
-    int code = 0;
-    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &code)) {
+    const std::optional<Verdict> heard = read_verdict(*text);
+    if (!heard.has_value()) {
       return absl::InternalError(absl::StrCat(store_.describe(), ": unreadable verdict of rank 0"));
     }
-    if (code != kOk) return absl::Status(static_cast<absl::StatusCode>(code), parts[1]);
-    std::vector<std::string> hosts = absl::StrSplit(parts[1], '\n');
+    if (heard->code != kOk) {
+      return absl::Status(static_cast<absl::StatusCode>(heard->code), heard->text);
+    }
+    std::vector<std::string> hosts = absl::StrSplit(heard->text, '\n');
     if (static_cast<int>(hosts.size()) != info_.world_size) {
       return different_size(0, absl::StrCat(hosts.size()));
     }
@@ -118,7 +146,13 @@ class CheckIn {
     if (!entry.ok()) return entry.status();
     const std::vector<std::string> parts = absl::StrSplit(*entry, absl::MaxSplits(' ', 1));
     if (parts[0] != absl::StrCat(info_.world_size)) return different_size(rank, parts[0]);
-    return parts.back();
+    if (parts.back().empty() || parts.back()[0] != '\n') return parts.back();
+    const std::optional<Verdict> why = read_verdict(parts.back().substr(1));
+    if (!why.has_value()) {
+      return absl::InternalError(
+          absl::StrCat(store_.describe(), ": unreadable word of rank ", rank));
+    }
+    return of_declined(rank, absl::Status(static_cast<absl::StatusCode>(why->code), why->text));
   }
 
   // Of those that have come: who was told of fewer ranks is not waited for by them.
@@ -167,6 +201,11 @@ class CheckIn {
         missing.size() > shown ? absl::StrCat(" and ", missing.size() - shown, " more") : "");
   }
 
+  static absl::Status of_declined(int rank, const absl::Status& why) {
+    return absl::Status(
+        why.code(), absl::StrCat("rank ", rank, " does not join: ", std::string(why.message())));
+  }
+
   absl::Status different_size(int other, const std::string& size) const {
     return absl::FailedPreconditionError(absl::StrCat("rank ", info_.rank, " was told of ",
                                                       info_.world_size, " ranks, rank ", other,
@@ -209,7 +248,7 @@ absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const 
   if (info.rank == 0) {
     absl::Status told = me.publish(members);
     if (members.ok() && !told.ok()) return told;
-    if (!members.ok()) me.linger();
+    if (!members.ok()) me.linger(/*all=*/false);
   }
   if (!members.ok()) return members.status();
   Roster roster;
@@ -220,6 +259,14 @@ absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const 
     roster.cpus.push_back(parts.second);
   }
   return roster;
+}
+
+absl::Status decline(Store& store, const RendezvousInfo& info, absl::Status why) {
+  if (!validate(info).ok() || info.world_size == 1) return why;
+  CheckIn me(store, info, kGrace, kGrace);
+  const absl::Status told = me.decline(why);
+  if (told.ok() && info.rank == 0) me.linger(/*all=*/true);
+  return why;
 }
 
 std::string this_host() {

@@ -32,11 +32,15 @@ struct Roster {
 
 // Keys begin with "shardweave/<info.run>/". Errors: DeadlineExceeded if a rank did not come (lists
 // them), AlreadyExists if two processes say that they are the same rank, FailedPrecondition if
-// ranks differ in the world size; errors of the store. A rank that has waited for `patience` says on
+// ranks differ in the world size; why a rank has declined; errors of the store. A rank that has waited for `patience` says on
 // stderr, once, for whom. `cpus` is for the others to read; like `host`, one line without tabs.
 absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const std::string& host,
                                 absl::Duration timeout, absl::Duration patience = absl::Seconds(10),
                                 const std::string& cpus = "");
+
+// Instead of check_in(), of a rank that cannot join: the others, who wait for it, get `why` behind its
+// number. Returns `why`, at once; of rank 0 when they have read it, or after five seconds.
+absl::Status decline(Store& store, const RendezvousInfo& info, absl::Status why);
 
 // The name of this machine, equal for ranks that share one.
 std::string this_host();

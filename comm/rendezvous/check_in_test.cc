@@ -164,6 +164,41 @@ TEST(CheckInTest, RankZeroWaitsForNoRankThatOthersDoNotKnow) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(30));
 }
 
+// Whoever declines, the others hear why at once; so does whoever comes later.
+TEST(CheckInTest, EveryRankHearsWhyOneDeclines) {
+  for (int who = 0; who < 3; ++who) {
+    auto store = make_in_process_store();
+    const absl::Time start = absl::Now();
+    std::vector<absl::Status> answers(3);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        answers[rank] =
+            rank == who ? decline(*store, member(rank, 3), absl::InvalidArgumentError("no\nway"))
+                        : check_in(*store, member(rank, 3), "h", absl::Seconds(60)).status();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(answers[rank].code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(answers[rank].message(),
+                rank == who ? "no\nway" : absl::StrCat("rank ", who, " does not join: no\nway"));
+    }
+    EXPECT_LT(absl::Now() - start, absl::Seconds(4)) << "rank " << who;
+  }
+}
+
+TEST(CheckInTest, RanksThatAllDeclineDoNotWait) {
+  auto store = make_in_process_store();
+  const absl::Time start = absl::Now();
+  std::thread other([&] { decline(*store, member(1, 2), absl::InternalError("b")).IgnoreError(); });
+  EXPECT_EQ(decline(*store, member(0, 2), absl::InternalError("a")).message(), "a");
+  other.join();
+  EXPECT_EQ(decline(*make_in_process_store(), member(0, 1), absl::InternalError("a")).message(),
+            "a");
+  EXPECT_LT(absl::Now() - start, absl::Seconds(4));
+}
+
 TEST(CheckInTest, RefusesInvalidNumbers) {
   auto store = make_in_process_store();
   EXPECT_EQ(check_in(*store, member(3, 2), "h", absl::Seconds(1)).status().code(),

@@ -909,9 +909,11 @@ absl::Status to_a_gpu(int local_rank) {
 }
 
 absl::Status gpus_of_all_ranks(const Model& model) {
-  auto world = World::from_environment({.backend = "nccl"});                  // a process per GPU
+  auto world = World::from_environment({.backend = "nccl"});  // a process per GPU
+  if (!world.ok()) return world.status();
   if (absl::Status s = load_cuda((*world)->local_rank()); !s.ok()) return s;  // LibTorch's CUDA
   auto mesh = init_device_mesh(**world, {{"dp", 8}});
+  if (!mesh.ok()) return mesh.status();
   model->to(at::kCUDA);
   fully_shard(*model, *mesh);  // and on as on the CPU
   return absl::OkStatus();

@@ -90,7 +90,7 @@ func RunRanks(ctx context.Context, ranks int, body func(*World) error, options .
 	}
 	o := worldOptionsOf(options)
 	if o.device.Kind != CPU {
-		return invalid("RunRanks: WithDevice(%v) is of ranks that are processes; tensors of goroutines say where they are", o.device)
+		return invalid("WithDevice(%v) is of ranks that are processes; tensors of goroutines say where they are", o.device)
 	}
 	if err := notNegative("WithTimeout", o.timeout); err != nil {
 		return err
