@@ -1003,7 +1003,16 @@ TEST_F(BadInputTest, DevicesThatAreNotThere) {
   swv_tensor* out = nullptr;
   options.device = {SWV_DEVICE_CUDA, 99};
   expect_fails(swv_tensor_ones(nullptr, 0, &options, &out), SWV_CODE_UNIMPLEMENTED,
-               "argument 'options.device' is cuda:99, which is not there");
+               "argument 'options.device' is cuda:99, which is not there: no CUDA in LibTorch");
+  // Of an operator, too, before LibTorch has a word for it.
+  swv_op* to = nullptr;
+  expect_ok(swv_op_find("aten::to.device", &to));
+  swv_value result = SWV_NONE;
+  const swv_value moved[] = {swv_value_tensor(tensor_), swv_value_device({SWV_DEVICE_CUDA, 0}),
+                             swv_value_dtype(SWV_DTYPE_F32)};
+  expect_fails(swv_op_call(to, SWV_MODE_NO_GRAD, moved, 3, &result, 1, nullptr),
+               SWV_CODE_UNIMPLEMENTED, "is cuda:0, which is not there: no CUDA in LibTorch");
+  swv_op_free(to);
   options.device = {7, 0};
   expect_fails(swv_tensor_ones(nullptr, 0, &options, &out), SWV_CODE_INVALID_ARGUMENT,
                "'options.device' is device type 7");
