@@ -692,7 +692,7 @@ fn options_of_tensors() {
     ] {
         assert_eq!(error.code(), Code::Unimplemented);
         let wanted = format!("{function}: argument 'device' is cuda:99, which is not there");
-        assert_eq!(error.message(), wanted);
+        assert!(error.message().starts_with(&wanted), "{error}"); // and why
     }
     World::threads(2)
         .run(|world| {
