@@ -32,8 +32,9 @@ struct Roster {
 
 // Keys begin with "shardweave/<info.run>/". Errors: DeadlineExceeded if a rank did not come (lists
 // them), AlreadyExists if two processes say that they are the same rank, FailedPrecondition if
-// ranks differ in the world size; why a rank has declined; errors of the store. A rank that has waited for `patience` says on
-// stderr, once, for whom. `cpus` is for the others to read; like `host`, one line without tabs.
+// ranks differ in the world size; what a rank has given to decline(); errors of the store. A rank
+// that has waited for `patience` says on stderr, once, for whom. `cpus` is for the others to read;
+// like `host`, one line without tabs.
 absl::StatusOr<Roster> check_in(Store& store, const RendezvousInfo& info, const std::string& host,
                                 absl::Duration timeout, absl::Duration patience = absl::Seconds(10),
                                 const std::string& cpus = "");
